@@ -1,0 +1,37 @@
+# One command each: `make demo` shows vime at work, `make test` proves it.
+# Every target makes the environment it needs; a second run installs nothing.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EVAL   ?= fleet
+
+.PHONY: venv demo test test-fast test-real lint docs clean
+
+venv: $(STAMP)
+
+$(STAMP): requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: venv
+	$(BIN)/python examples/train.py --demo $(EVAL)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint test-fast test-real
+
+test-fast: venv
+	$(BIN)/pytest -m "not real" -n 2 -q
+
+test-real: venv
+	$(BIN)/pytest -m real -q
+
+clean:
+	rm -rf $(VENV) build dist

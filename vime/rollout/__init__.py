@@ -1,0 +1,1 @@
+"""The contracts that users of vime subclass or call."""
