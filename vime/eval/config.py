@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vime.eval.flags import BY_DEST, FLAGS
+from vime.eval.flags import BY_DEST, FLAGS, Flag
 
 
 class ConfigError(ValueError):
@@ -60,6 +60,7 @@ class EvalConfig:
 
     @property
     def num_engines(self) -> int:
+        """How many engines the fleet has."""
         return self.num_gpus // self.num_gpus_per_engine
 
     @classmethod
@@ -150,11 +151,14 @@ def _value_problems(args: argparse.Namespace) -> list[str]:
             continue
         if flag.choices and value not in flag.choices:
             problems.append(f"{flag.name} {value!r}: expected one of {', '.join(flag.choices)}")
-        elif flag.parse in (int, float) and not _is_number(value, flag.parse):
-            problems.append(f"{flag.name} {value!r}: expected {_expected(flag)}")
-        elif flag.minimum is not None and not value >= flag.minimum:
+        elif flag.parse in (int, float) and not _is_fit(value, flag):
             problems.append(f"{flag.name} {value!r}: expected {_expected(flag)}")
     return problems
+
+
+def _is_fit(value: Any, flag: Flag) -> bool:
+    """Whether a number has the flag's type and is not below its minimum (NaN is)."""
+    return _is_number(value, flag.parse) and (flag.minimum is None or value >= flag.minimum)
 
 
 def _is_number(value: object, kind: object) -> bool:
@@ -163,8 +167,10 @@ def _is_number(value: object, kind: object) -> bool:
     return isinstance(value, int) if kind is int else isinstance(value, (int, float))
 
 
-def _expected(flag: Any) -> str:
-    kind = {int: "a whole number", float: "a number"}.get(flag.parse, "a value")
+def _expected(flag: Flag) -> str:
+    kind = (
+        "a whole number" if flag.parse is int else "a number" if flag.parse is float else "a value"
+    )
     return kind if flag.minimum is None else f"{kind} of at least {flag.minimum}"
 
 
@@ -278,9 +284,14 @@ def _data_problems(args: argparse.Namespace) -> list[str]:
             "there is nothing to evaluate"
         )
     if len(pairs) % 2:
-        return [*problems, f"--eval-prompt-data {' '.join(map(str, pairs))}: expected NAME PATH pairs"]
+        return [
+            *problems,
+            f"--eval-prompt-data {' '.join(map(str, pairs))}: expected NAME PATH pairs",
+        ]
     names = pairs[::2]
-    problems += [f"--eval-prompt-data: the name {n!r} is given twice" for n in {*names} if names.count(n) > 1]
+    problems += [
+        f"--eval-prompt-data: the name {n!r} is given twice" for n in {*names} if names.count(n) > 1
+    ]
     problems += [
         f"--eval-prompt-data {name} {path}: no such file"
         for name, path in zip(names, pairs[1::2], strict=True)

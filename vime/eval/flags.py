@@ -96,12 +96,12 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
             continue
         group = groups.get(flag.group) or parser.add_argument_group(f"vime: {flag.group}")
         groups[flag.group] = group
-        help = flag.help.replace("%", "%%")
+        text = flag.help.replace("%", "%%")
         if flag.parse is bool:
-            group.add_argument(flag.name, action="store_true", default=flag.default, help=help)
+            group.add_argument(flag.name, action="store_true", default=flag.default, help=text)
             continue
         if flag.default not in (None, 0) or flag.minimum == 0:
-            help += " (default: %(default)s)"
+            text += " (default: %(default)s)"
         group.add_argument(
             flag.name,
             type=flag.parse,
@@ -109,7 +109,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
             choices=flag.choices,
             nargs="+" if flag.many else None,
             metavar=_metavar(flag),
-            help=help,
+            help=text,
         )
     return parser
 

@@ -1,0 +1,1 @@
+"""The state machines and their trace: pure, no I/O beyond the trace file."""

@@ -73,6 +73,7 @@ class TracedMachine:
 
     @property
     def state(self) -> str:
+        """The present state; ``new`` before the first trigger."""
         return self._model.state
 
     @property

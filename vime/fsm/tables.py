@@ -49,6 +49,7 @@ class Table:
 
     @property
     def initial(self) -> str:
+        """The pseudo-state in which every machine begins."""
         return NEW
 
     @property
@@ -142,7 +143,10 @@ ENGINE = _table(
 SNAPSHOT = _table(
     "snapshot",
     {
-        NEW: ("nothing on disk, or somebody else's directory", {"write": "writing", "adopt": "whole"}),
+        NEW: (
+            "nothing on disk, or somebody else's directory",
+            {"write": "writing", "adopt": "whole"},
+        ),
         "writing": (
             "being written beside its final name",
             {"seal": "whole", "abandon": "discarded"},

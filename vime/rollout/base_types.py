@@ -32,6 +32,7 @@ class RolloutFnEvalInput:
 
     @property
     def evaluation(self) -> bool:
+        """Always true: this is no training rollout."""
         return True
 
 

@@ -68,9 +68,7 @@ class CheckpointEvalFn(ABC):
 def is_checkpoint_eval_fn(obj: Any) -> bool:
     """Whether ``obj`` is a concrete subclass of :class:`CheckpointEvalFn`."""
     return (
-        inspect.isclass(obj)
-        and issubclass(obj, CheckpointEvalFn)
-        and not inspect.isabstract(obj)
+        inspect.isclass(obj) and issubclass(obj, CheckpointEvalFn) and not inspect.isabstract(obj)
     )
 
 

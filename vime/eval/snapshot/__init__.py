@@ -1,0 +1,1 @@
+"""Snapshots: written beside their final name, sealed by a manifest, verified, leased, retired."""
