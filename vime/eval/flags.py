@@ -67,7 +67,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-pin-timeout", 600.0, "Seconds that pinning the fleet may take, waiting for its engines included; then timeout_pin or unhealthy.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-timeout", 3600.0, "Seconds that one evaluation may run; then timeout_eval.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-start-timeout", 600.0, "Seconds that an engine may take from its start to its first token.", float, group=_WAIT, minimum=0.001),
-    Flag("--eval-backpressure-timeout", 3600.0, "Seconds that dispatch may hold training for the oldest pending eval; then the new point is skipped as busy (a forced one goes ahead).", float, group=_WAIT, minimum=0.001),
+    Flag("--eval-backpressure-timeout", 3600.0, "Seconds that dispatch may hold training for the oldest pending eval; then the new point is skipped as busy (a forced one waits until a pending one has ended).", float, group=_WAIT, minimum=0.001),
     Flag("--eval-drain-timeout", 7200.0, "Seconds that drain() waits for the pending points; those left are skipped as cancelled.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-dispose-timeout", 30.0, "Seconds that closing may take before what is left is killed.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-run-dir", None, "Where trace, metrics, samples and logs go (default: runs/<timestamp>).", group=_WHAT),

@@ -1,0 +1,166 @@
+"""The flags: their defaults, and every refusal with its message."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from vime.eval import ConfigError, EvalConfig, add_eval_arguments, validate_eval_args
+from vime.rollout.checkpoint_eval import CheckpointEvalFn
+
+
+class Backend(CheckpointEvalFn):
+    """A backend that is never called here."""
+
+    async def evaluate_checkpoint(self, checkpoint_dir, input):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+
+def plain_function() -> None:
+    """No CheckpointEvalFn."""
+
+
+BACKEND = f"{__name__}.Backend"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "eval.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
+    return tmp_path
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return add_eval_arguments(argparse.ArgumentParser()).parse_args(list(words))
+
+
+def fleet_words(base: Path) -> list[str]:
+    return [
+        "--eval-num-gpus", "2", "--eval-interval", "10", "--eval-hf-dir", str(base / "staging"),
+        "--hf-checkpoint", str(base / "base"), "--eval-prompt-data", "sums", str(base / "eval.jsonl"),
+    ]  # fmt: skip
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    args = parse()
+    assert args.eval_num_gpus == 0
+    assert args.eval_num_gpus_per_engine == 1
+    assert args.eval_hf_dir is None
+    assert args.eval_max_in_flight == 2
+    assert args.eval_overflow_policy == "backpressure"
+    assert args.eval_keep_snapshots == 2
+
+
+def test_the_config_of_a_bare_namespace_equals_the_one_of_the_parsers_defaults() -> None:
+    assert EvalConfig.from_args(argparse.Namespace()) == EvalConfig.from_args(parse())
+
+
+def test_the_dataclass_and_the_flags_agree_on_every_default() -> None:
+    assert EvalConfig() == EvalConfig.from_args(argparse.Namespace())
+
+
+def test_a_fleet_or_a_backend_uses_snapshots_and_nothing_else_does(base: Path) -> None:
+    for words, uses in (
+        ([], False),
+        (fleet_words(base), True),
+        (["--eval-function-path", BACKEND, "--eval-hf-dir", "d", "--eval-interval", "1"], True),
+        (["--eval-function-path", f"{__name__}.plain_function"], False),
+    ):
+        args = parse(*words)
+        validate_eval_args(args)
+        assert args.eval_uses_snapshots is uses
+
+
+def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hf-checkpoint", default="theirs")
+    assert add_eval_arguments(parser).parse_args([]).hf_checkpoint == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--eval-num-gpus", "3", "--eval-num-gpus-per-engine", "2"], "--eval-num-gpus 3 is no multiple"),
+        (["--rollout-external-engine-addrs", "10.0.0.1:80"], "--rollout-external-engine-addrs"),
+        (["--prefill-num-servers", "1"], "--prefill-num-servers 1"),
+        (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint /nowhere: no config.json"),
+        (["--eval-prompt-data", "sums"], "expected NAME PATH pairs"),
+        (["--eval-prompt-data", "sums", "/nowhere.jsonl"], "/nowhere.jsonl: no such file"),
+        (["--eval-prompt-data", "a", "x", "a", "y"], "'a' is given twice"),
+        (["--eval-function-path", BACKEND], "exclude each other"),
+        (["--eval-function-path", "no.such.module"], "--eval-function-path no.such.module"),
+        (["--eval-function-path", "plain"], "expected a dotted path"),
+        (["--eval-function-path", "json.nothing"], "has no 'nothing'"),
+        (["--vllm-config", "/nowhere.yaml"], "--vllm-config /nowhere.yaml"),
+        (["--eval-top-p", "1.5"], "--eval-top-p 1.5"),
+        (["--eval-max-in-flight", "0"], "--eval-max-in-flight 0: expected a whole number of at least 1"),
+        (["--eval-keep-snapshots", "-1"], "--eval-keep-snapshots -1"),
+        (["--eval-timeout", "nan"], "--eval-timeout nan"),
+    ],
+)  # fmt: skip
+def test_each_refusal_names_the_flag_and_its_value(
+    base: Path, words: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=r".") as caught:
+        validate_eval_args(parse(*fleet_words(base), *words))
+    assert message in str(caught.value)
+
+
+def test_what_is_missing_is_named_and_all_problems_come_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(parse("--eval-num-gpus", "2"))
+    text = str(caught.value)
+    assert len(caught.value.problems) == 3
+    assert "--hf-checkpoint" in text
+    assert "--eval-hf-dir is missing" in text
+    assert "--eval-prompt-data" in text
+
+
+def test_a_staging_directory_without_an_interval_is_refused() -> None:
+    with pytest.raises(ConfigError, match="requires --eval-interval"):
+        validate_eval_args(parse("--eval-hf-dir", "d"))
+
+
+@pytest.mark.parametrize(("staging", "saved"), [("x", "x"), ("x/y", "x"), ("x", "x/y")])
+def test_saved_checkpoints_and_snapshots_never_share_a_directory(staging: str, saved: str) -> None:
+    with pytest.raises(ConfigError, match="overlap"):
+        validate_eval_args(
+            parse("--eval-hf-dir", staging, "--save-hf", saved, "--eval-interval", "1")
+        )
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("vllm: []", "0 models are named 'eval'"),
+        ("vllm: [{name: eval}, {name: eval}]", "2 models are named 'eval'"),
+        ("vllm: [{name: eval, server_groups: [{num_gpus: 1}]}]", "covers 1 GPUs"),
+        ("[1, 2", "cannot be read"),
+        ("- 1", "cannot be read"),
+    ],
+)
+def test_a_layout_must_define_one_eval_model_of_the_right_size(
+    base: Path, yaml: str, message: str
+) -> None:
+    (base / "vllm.yaml").write_text(yaml)
+    words = [*fleet_words(base), "--vllm-config", str(base / "vllm.yaml")]
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(parse(*words))
+    assert message in str(caught.value)
+
+
+def test_a_right_layout_passes(base: Path) -> None:
+    (base / "vllm.yaml").write_text(
+        "vllm: [{name: actor}, {name: eval, server_groups: [{num_gpus: 1}, {num_gpus: 1}]}]"
+    )
+    validate_eval_args(parse(*fleet_words(base), "--vllm-config", str(base / "vllm.yaml")))
+
+
+def test_a_wrong_type_in_a_frameworks_namespace_is_told_apart_from_a_missing_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(argparse.Namespace(eval_num_gpus="two", eval_max_in_flight=None))
+    assert "--eval-num-gpus 'two': expected a whole number" in str(caught.value)
+    assert "--eval-max-in-flight is None" in str(caught.value)

@@ -1,0 +1,164 @@
+"""Makes the real collaborators of a run from its config, and runs them beside the dispatcher."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from vime.eval.config import ConfigError, EvalConfig
+from vime.eval.contracts import Evaluator, Exporter
+from vime.eval.tracking import JsonLinesTracker, Trackers, as_tracker
+from vime.fsm.trace import Trace
+
+if TYPE_CHECKING:
+    from vime.eval.actor import ProcessActor
+    from vime.eval.fleet.supervisor import FleetSupervisor
+    from vime.eval.snapshot.store import SnapshotStore
+
+
+@dataclass
+class Parts:
+    """The collaborators of one run; ``None`` where the mode of evaluation needs none."""
+
+    config: EvalConfig
+    run_dir: Path
+    trace: Trace
+    trackers: Trackers
+    exporter: Exporter | None = None
+    store: SnapshotStore | None = None
+    fleet: FleetSupervisor | None = None
+    evaluator: Evaluator | None = None
+    runner: ProcessActor | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the fleet; on leaving, end it and the runner's process."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                if self.fleet is not None:
+                    await tasks.start(self.fleet.run)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            if self.runner is not None:
+                with anyio.CancelScope(shield=True):
+                    await self.runner.stop()
+
+    def close(self) -> None:
+        """Give back what the calling thread took: the staging lock, the trace file."""
+        if self.store is not None:
+            self.store.close()
+        self.trace.close()
+
+
+def assemble(
+    config: EvalConfig,
+    args: argparse.Namespace,
+    exporter: Any,
+    shared_eval: Any,
+    trackers: Iterable[Any],
+) -> Parts:
+    """Check what only this machine can say, then make everything; nothing is started yet.
+
+    Raises:
+        ConfigError: the machine, the data or the caller's objects do not fit the flags.
+    """
+    _check_caller(config, exporter, shared_eval)
+    if config.num_gpus:
+        _check_machine(config)
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    run_dir = (config.run_dir or Path("runs") / run_id).absolute()
+    trace_path = _new_run_dir(run_dir)
+    trace = Trace(trace_path, run_id)
+    sinks = [JsonLinesTracker(run_dir / "metrics.jsonl"), *map(as_tracker, trackers)]
+    parts = Parts(config, run_dir, trace, Trackers(sinks))
+    try:
+        if config.uses_snapshots:
+            _add_snapshot_parts(parts, args, exporter)
+    except ValueError as error:
+        parts.trackers.close(config.dispose_timeout_s)
+        parts.close()
+        raise error if isinstance(error, ConfigError) else ConfigError([str(error)]) from error
+    return parts
+
+
+def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
+    if config.uses_snapshots and exporter is None:
+        raise ConfigError(
+            ["exporter=None: snapshot eval needs one: (model, tokenizer), or a callable "
+             "export(rollout_id, directory)"]
+        )  # fmt: skip
+    if not config.uses_snapshots and shared_eval is None:
+        raise ConfigError(
+            ["shared_eval=None: without --eval-num-gpus and without a CheckpointEvalFn, pass "
+             "shared_eval(rollout_id), the blocking evaluation on the rollout engines"]
+        )  # fmt: skip
+
+
+def _check_machine(config: EvalConfig) -> None:
+    from vime.eval.fleet.settings import FleetSettings, preflight
+    from vime.eval.runner.datasets import check_datasets
+
+    try:
+        check_datasets(config)
+        preflight(FleetSettings.from_config(config, Path()))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+
+
+def _new_run_dir(run_dir: Path) -> Path:
+    """Make the run's directory; returns the trace's path, where there must be none yet."""
+    trace_path = run_dir / "trace.jsonl"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(trace_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise ConfigError(
+            [f"--eval-run-dir {run_dir}: another run wrote there already; name a new directory"]
+        ) from None
+    except OSError as error:
+        raise ConfigError([f"--eval-run-dir {run_dir}: {error.strerror}"]) from None
+    return trace_path
+
+
+def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -> None:
+    from vime.eval.actor import ProcessActor
+    from vime.eval.runner.runner import RunnerEvaluator
+    from vime.eval.snapshot.export import as_exporter
+    from vime.eval.snapshot.store import SnapshotStore
+
+    config, run_dir = parts.config, parts.run_dir
+    assert config.hf_dir is not None, "validated with the flags"
+    parts.exporter = as_exporter(exporter)
+    store = SnapshotStore(
+        config.hf_dir,
+        run_id=parts.trace.run_id,
+        trace=parts.trace,
+        base=config.hf_checkpoint,
+        keep=config.keep_snapshots,
+    )
+    store.open()
+    parts.store = store
+    if config.num_gpus:
+        from vime.eval.fleet.settings import FleetSettings
+        from vime.eval.fleet.supervisor import FleetSupervisor
+
+        parts.fleet = FleetSupervisor(FleetSettings.from_config(config, run_dir), parts.trace)
+    parts.runner = ProcessActor(
+        "vime.eval.runner.runner:make_runner",
+        (config, args, run_dir),
+        name="eval_runner",
+        log_path=run_dir / "logs" / "eval_runner.log",
+    )
+    parts.evaluator = RunnerEvaluator(parts.runner, config.eval_timeout_s)

@@ -1,0 +1,123 @@
+"""One eval point: its machine, its clocks, and the one outcome that it comes to."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import anyio
+
+from vime.eval.contracts import EvalOutput, EvalPoint, Outcome
+from vime.fsm.machine import TracedMachine
+from vime.fsm.tables import POINT
+from vime.fsm.trace import Trace
+
+
+class PointLife:
+    """Everything that is known of one dispatched point.
+
+    It is owned by the dispatcher's actor; other threads only read ``state`` and wait for
+    ``outcome``.
+
+    Args:
+        point: what was dispatched.
+        trace: where its transitions are written.
+    """
+
+    def __init__(self, point: EvalPoint, trace: Trace) -> None:
+        self.point = point
+        self.machine = TracedMachine(POINT, point_id(point), trace)
+        self.dispatched_at = anyio.current_time()
+        self.export_started_at = self.dispatched_at
+        self.weight_version: str | None = None
+        self.stall_s = 0.0
+        self.export_s: float | None = None
+        self.pin_s: float | None = None
+        self.settled = anyio.Event()
+        self.outcome: Future[Outcome] = Future()
+
+    @property
+    def id(self) -> str:
+        """The point's name in the trace."""
+        return self.machine.id
+
+    @property
+    def state(self) -> str:
+        """The point's state, one of :data:`vime.fsm.tables.POINT`."""
+        return self.machine.state
+
+    def finish(self, output: EvalOutput, training_step: int) -> Outcome:
+        """Settle the point as done; the record is written before anybody hears of it."""
+        return self._settle("finish", None, None, None, output, training_step)
+
+    def skip(
+        self, reason: str, message: str, training_step: int, cause_seq: int | None = None
+    ) -> Outcome:
+        """Settle the point as skipped for ``reason``; ``message`` says it in a sentence."""
+        return self._settle("skip", reason, message, cause_seq, None, training_step)
+
+    def _settle(
+        self,
+        trigger: str,
+        reason: str | None,
+        message: str | None,
+        cause_seq: int | None,
+        output: EvalOutput | None,
+        training_step: int,
+    ) -> Outcome:
+        duration_s = anyio.current_time() - self.dispatched_at
+        lag_steps = max(0, training_step - self.point.rollout_id)
+        metrics = self._timings(duration_s, lag_steps)
+        metrics |= output.metrics if output else {f"eval/skipped_{reason}": 1.0}
+        outcome = Outcome(
+            rollout_id=self.point.rollout_id,
+            state="skipped" if output is None else "done",
+            reason=reason,
+            detail=message,
+            weight_version=self.weight_version,
+            metrics=metrics,
+            lag_steps=lag_steps,
+            duration_s=duration_s,
+            stall_s=self.stall_s,
+        )
+        self.machine.fire(
+            trigger,
+            reason=reason,
+            detail=_record_detail(outcome, output),
+            cause_seq=cause_seq,
+            weight_version=self.weight_version,
+        )
+        return outcome
+
+    def _timings(self, duration_s: float, lag_steps: int) -> dict[str, float]:
+        known = {
+            "eval/step": float(self.point.rollout_id),
+            "eval/lag_steps": float(lag_steps),
+            "eval/duration_seconds": duration_s,
+            "eval/stall_seconds": self.stall_s,
+            "eval/export_time_seconds": self.export_s,
+            "eval/pin_seconds": self.pin_s,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+def point_id(point: EvalPoint) -> str:
+    """The trace's name of a point; a given checkpoint and an export of one step differ."""
+    return str(point.rollout_id) if point.hf_dir is None else f"hf:{point.rollout_id}"
+
+
+def _record_detail(outcome: Outcome, output: EvalOutput | None) -> dict[str, Any]:
+    """What the final record must hold, so that a trace alone can explain and resume a run."""
+    detail: dict[str, Any] = {
+        "metrics": outcome.metrics,
+        "lag_steps": outcome.lag_steps,
+        "duration_s": outcome.duration_s,
+        "stall_s": outcome.stall_s,
+    }
+    if outcome.detail is not None:
+        detail["message"] = outcome.detail
+    if output is not None:
+        detail |= output.detail
+        if output.samples_path is not None:
+            detail["samples_path"] = str(output.samples_path)
+    return detail

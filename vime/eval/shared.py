@@ -1,0 +1,49 @@
+"""Shared engines: the caller's own blocking eval, reported like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from vime.eval.contracts import EvalOutput
+from vime.rollout.base_types import RolloutFnEvalOutput
+
+
+def shared_output(returned: Any) -> EvalOutput:
+    """What ``shared_eval`` returned, as an :class:`EvalOutput`.
+
+    Args:
+        returned: ``None``, a mapping of metric names to numbers, an ``EvalOutput``, or a
+            ``RolloutFnEvalOutput`` (its rewards' mean becomes ``eval/<dataset>``). A name
+            without a ``/`` is put under ``eval/``.
+
+    Raises:
+        TypeError: it is none of these, or a metric is no number.
+    """
+    if returned is None:
+        return EvalOutput({})
+    if isinstance(returned, EvalOutput):
+        return returned
+    if isinstance(returned, RolloutFnEvalOutput):
+        means = {
+            name: sum(data["rewards"]) / len(data["rewards"])
+            for name, data in returned.data.items()
+            if data.get("rewards")
+        }
+        return EvalOutput(_named({**means, **(returned.metrics or {})}))
+    if isinstance(returned, Mapping):
+        return EvalOutput(_named(returned))
+    raise TypeError(
+        f"shared_eval returned {type(returned).__name__}: expected a dictionary of metrics, a "
+        "RolloutFnEvalOutput or None"
+    )
+
+
+def _named(metrics: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"shared_eval: metric {name!r} is {value!r}: expected a number")
+    return {
+        name if "/" in name else f"eval/{name}": float(value) for name, value in metrics.items()
+    }
