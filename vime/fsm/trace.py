@@ -6,70 +6,56 @@ appending, so that ``kill -9`` can lose nothing that had begun, and tear the las
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-import orjson
 import structlog
 
+from vime.fsm.encode import encode
+from vime.fsm.record import FIELDS, SCHEMA, Record
 from vime.fsm.tables import table_hash
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of a trace.
-
-    Attributes:
-        schema: the version of this record's form.
-        table_hash: the rules under which it was written (:func:`vime.fsm.tables.table_hash`).
-        run_id: the run; unique in the world.
-        node: which writer of the run; ``driver`` on one machine.
-        seq: 0, 1, 2 … without a gap for each node.
-        machine: ``point``, ``engine`` or ``snapshot``.
-        id: which one.
-        attempt: 0 for the first life of the thing, then 1, 2 … (an engine's restarts).
-        trigger, source, dest: the transition; ``dest == source`` when it was rejected.
-        rejected: the table forbade it, and nothing changed.
-        reason: why, as a short name.
-        detail: further facts.
-        cause_seq: the record of the same node that made this one happen.
-        weight_version: the weights that the thing carries or awaits.
-        mono_ns: monotonic clock in nanoseconds: differences have a meaning, values have none.
-        wall_ns: nanoseconds since the epoch, for people.
-    """
-
-    schema: int
-    table_hash: str
-    run_id: str
-    node: str
-    seq: int
-    machine: str
-    id: str
-    attempt: int
-    trigger: str
-    source: str
-    dest: str
-    rejected: bool
-    reason: str | None
-    detail: dict[str, Any] | None
-    cause_seq: int | None
-    weight_version: str | None
-    mono_ns: int
-    wall_ns: int
-
-
-FIELDS = tuple(Record.__slots__)
+__all__ = ["FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
 
 Listener = Callable[[Record], None]
+
+
+class _JournalFile(FileIO):
+    """Unbuffered, so that a line is one ``write``; never glues a line to a torn one."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending, readable by its owner alone."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        super().__init__(os.open(path, flags, 0o600), "r+")
+        info = os.fstat(self.fileno())
+        self._torn = False
+        if stat.S_ISREG(info.st_mode):
+            if info.st_mode & 0o077 and info.st_uid == os.geteuid():
+                os.fchmod(self.fileno(), 0o600)
+            last = os.pread(self.fileno(), 1, info.st_size - 1) if info.st_size else b"\n"
+            self._torn = last != b"\n"
+
+    def write(self, line: ReadableBuffer, /) -> int:
+        data = bytes(line)
+        if self._torn:  # a crash or a full disk cut the line before this one
+            data = b"\n" + data
+        written = super().write(data)
+        self._torn = written < len(data)
+        if self._torn:
+            raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written", self.name)
+        return written
 
 
 class _Journal(structlog.BoundLoggerBase):
@@ -79,23 +65,18 @@ class _Journal(structlog.BoundLoggerBase):
         self._proxy_to_logger("msg", **{name: getattr(record, name) for name in FIELDS})
 
 
-def _dumps(event: dict[str, Any], **_: Any) -> bytes:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS)
-
-
-def _journal(file: FileIO) -> _Journal:
+def _journal(file: _JournalFile) -> _Journal:
     logger = structlog.wrap_logger(
         structlog.BytesLogger(file),
-        processors=[structlog.processors.JSONRenderer(serializer=_dumps)],
+        processors=[structlog.processors.JSONRenderer(serializer=_render)],
         wrapper_class=_Journal,
         context_class=dict,
     )
     return cast(_Journal, logger.bind())
 
 
-def _open_journal(path: Path) -> FileIO:
-    """Unbuffered, so that a record is one ``write``; readable by its owner alone."""
-    return FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
+def _render(event: dict[str, Any], **_: Any) -> bytes:
+    return encode(event)
 
 
 class Trace:
@@ -106,7 +87,8 @@ class Trace:
             records for the listeners only.
         run_id: see :class:`Record`.
         node: see :class:`Record`.
-        first_seq: the first ``seq`` to give; above 0 when an older trace is continued.
+        first_seq: the first ``seq`` to give; above 0 when an older trace is continued
+            (:func:`vime.fsm.read.next_seq` says which).
         mono_ns, wall_ns: the clocks; tests on virtual time bring their own.
 
     Raises:
@@ -130,14 +112,19 @@ class Trace:
         self._mono_ns = mono_ns
         self._wall_ns = wall_ns
         self._lock = threading.Lock()
-        self._listeners: list[Listener] = []
+        self._listeners: tuple[Listener, ...] = ()
         self._hash = table_hash()
-        self._file = None if path is None else _open_journal(path)
+        self._file = None if path is None else _JournalFile(path)
         self._log = None if self._file is None else _journal(self._file)
 
     def subscribe(self, listener: Listener) -> None:
-        """Call ``listener`` with each later record, on the thread that wrote it."""
-        self._listeners.append(listener)
+        """Call ``listener`` with each later record, on the thread that wrote it.
+
+        Records of several threads may reach it in another order than that of ``seq``. What it
+        raises is logged: a listener cannot undo what is in the file already.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
 
     def write(
         self,
@@ -157,7 +144,8 @@ class Trace:
         """Append one record; it is in the file when this returns (not necessarily on the disk).
 
         Raises:
-            OSError: the write failed (a full disk, say).
+            OSError: the write failed (a full disk, say); the record counts as never written.
+            ValueError: the trace is closed.
         """
         with self._lock:
             record = Record(
@@ -184,7 +172,7 @@ class Trace:
                 self._log.append(record)
             self._next_seq += 1
         for listener in self._listeners:
-            listener(record)
+            _tell(listener, record)
         return record
 
     def close(self) -> None:
@@ -202,3 +190,12 @@ class Trace:
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _tell(listener: Listener, record: Record) -> None:
+    try:
+        listener(record)
+    except Exception:
+        logging.getLogger(__name__).exception(
+            "a listener failed on trace record %d of %s %s", record.seq, record.machine, record.id
+        )
