@@ -147,6 +147,13 @@ def test_nothing_is_left_when_a_forked_relative_of_the_killed_owner_lives_on(log
             assert psutil.Process(cousin).status() == psutil.STATUS_SLEEPING
 
 
+async def test_the_child_dies_with_its_keeper_before_the_owner_looks(log: Path) -> None:
+    async with await spawn(["cat"], name="cat", log_path=log, piped=True) as process:
+        with watching([process.pid]) as watch:
+            os.kill(process.keeper_pid, signal.SIGKILL)
+            watch.assert_gone()
+
+
 async def test_nothing_is_left_when_the_child_is_killed(log: Path) -> None:
     async with kept_tree(log) as (process, watch):
         os.kill(process.pid, signal.SIGKILL)
