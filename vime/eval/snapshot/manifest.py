@@ -1,0 +1,335 @@
+"""The manifest of a snapshot: what is in it, and the digests that name its content.
+
+It is the file ``.complete`` inside the snapshot, written last: a directory with a sound manifest
+was finished. :func:`combined_digest` is what a snapshot and an engine must agree on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import orjson
+from blake3 import blake3
+
+from vime.eval.snapshot.files import (
+    json_object,
+    list_files,
+    open_regular,
+    read_small_file,
+    write_new,
+)
+from vime.eval.snapshot.weights import DTYPES, TensorInfo, read_weights
+
+FILE = ".complete"
+SCHEMA = 1
+
+MAX_BYTES = 256 << 20
+"""A manifest larger than this (about a million tensors) is refused unread."""
+
+_CHUNK_BYTES = 16 << 20
+_MAX_COUNT = 2**63 - 1
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class ManifestError(ValueError):
+    """A ``.complete`` file that is no sound manifest: missing, torn, foreign or crafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestTensor:
+    """One tensor: its safetensors dtype, shape, the BLAKE3 of its raw bytes, and its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One file: its size in bytes, and the BLAKE3 of its content (weight files have none)."""
+
+    size: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot holds.
+
+    Attributes:
+        run_id: the run that wrote it.
+        rollout_id: the training step whose weights they are.
+        digest: :func:`combined_digest` of ``tensors``.
+        tensors: name → what it is.
+        files: path within the snapshot → what it is; the manifest itself is not among them.
+    """
+
+    run_id: str
+    rollout_id: int
+    digest: str
+    tensors: Mapping[str, ManifestTensor]
+    files: Mapping[str, ManifestFile]
+
+    @property
+    def weight_version(self) -> str:
+        """``{run_id}:{rollout_id}:{digest[:12]}``."""
+        return f"{self.run_id}:{self.rollout_id}:{self.digest[:12]}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weight files in bytes."""
+        return sum(self.files[name].size for name in {t.file for t in self.tensors.values()})
+
+    @classmethod
+    def of_directory(
+        cls, directory: Path, run_id: str, rollout_id: int, *, owned: bool = True
+    ) -> Manifest:
+        """Read a checkpoint through, and describe it.
+
+        Args:
+            directory: the checkpoint.
+            run_id: which run wants it; see :func:`check_run_id`.
+            rollout_id: the training step.
+            owned: vime had it written: every file in it counts. Of somebody else's directory
+                only the weights do.
+
+        Raises:
+            vime.eval.snapshot.weights.WeightsError: its weight files are not whole.
+            OSError: a file cannot be read.
+        """
+        infos = read_weights(directory, alone=owned)
+        tensors = digest_tensors(directory, infos)
+        weight_files = {info.file for info in infos.values()}
+        sizes = {name: (directory / name).stat().st_size for name in weight_files}
+        if owned:
+            sizes |= list_files(directory)[0]
+        sizes.pop(FILE, None)
+        files = {
+            name: ManifestFile(size, None if name in weight_files else _digest_of(directory / name))
+            for name, size in sorted(sizes.items())
+        }
+        return cls(run_id, rollout_id, combined_digest(tensors), tensors, files)
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read the manifest of a snapshot directory.
+
+        Raises:
+            ManifestError: there is none, or it is not sound.
+        """
+        try:
+            content = read_small_file(directory / FILE, MAX_BYTES, follow_link=False)
+        except ValueError as error:
+            raise ManifestError(str(error)) from None
+        return cls.parse(content)
+
+    @classmethod
+    def parse(cls, content: bytes) -> Manifest:
+        """Decode a manifest, believing nothing: types, names, sizes and digests are checked.
+
+        Raises:
+            ManifestError: says what is wrong with it.
+        """
+        try:
+            fields = json_object(content, FILE)
+            _expect(fields.get("schema") == SCHEMA, "schema", fields.get("schema"))
+            tensors = {n: _tensor(n, e) for n, e in _object(fields, "tensors").items()}
+            files = {n: _file(n, e) for n, e in _object(fields, "files").items()}
+            manifest = cls(
+                run_id=check_run_id(fields.get("run_id")),
+                rollout_id=_rollout_id(fields.get("rollout_id")),
+                digest=_digest("digest", fields.get("digest")),
+                tensors=tensors,
+                files=files,
+            )
+        except ValueError as error:
+            raise ManifestError(str(error)) from None
+        manifest._check_sums(fields.get("weight_version"))
+        return manifest
+
+    def _check_sums(self, weight_version: object) -> None:
+        """The parts must agree: a torn or edited manifest is none."""
+        homeless = sorted(n for n, t in self.tensors.items() if t.file not in self.files)
+        if homeless:
+            raise ManifestError(f"{FILE}: {homeless[0]} is in a file that it does not list")
+        if combined_digest(self.tensors) != self.digest:
+            raise ManifestError(f"{FILE}: its digest is not that of its tensors")
+        if weight_version != self.weight_version:
+            raise ManifestError(
+                f"{FILE}: weight_version is {weight_version!r}; expected {self.weight_version!r}"
+            )
+
+    def encode(self) -> bytes:
+        """The content of the manifest's file."""
+        fields = {
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "rollout_id": self.rollout_id,
+            "weight_version": self.weight_version,
+            "digest": self.digest,
+            "tensors": dict(sorted(self.tensors.items())),
+            "files": dict(sorted(self.files.items())),
+        }
+        return orjson.dumps(fields, option=orjson.OPT_INDENT_2)
+
+    def write(self, directory: Path) -> None:
+        """Write the manifest into its snapshot, where there must be none yet.
+
+        Raises:
+            OSError: it exists, or the disk is full.
+        """
+        write_new(directory / FILE, [self.encode()])
+
+
+def combined_digest(tensors: Mapping[str, Any]) -> str:
+    """One digest of all tensors: whoever holds the same names, types, shapes and bytes has it.
+
+    Args:
+        tensors: name → anything with ``dtype`` (as safetensors writes it), ``shape`` (a sequence
+            of ints) and ``digest`` (hexadecimal BLAKE3 of the raw bytes).
+
+    Returns:
+        Hexadecimal BLAKE3 over one JSON array ``[name, dtype, shape, digest]`` and a line feed a
+        tensor, sorted by name.
+    """
+    hasher = blake3()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        line = [name, tensor.dtype, list(tensor.shape), tensor.digest]
+        hasher.update(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    return hasher.hexdigest()
+
+
+def digest_tensors(directory: Path, infos: Mapping[str, TensorInfo]) -> dict[str, ManifestTensor]:
+    """Digest every tensor's bytes, file by file in the order in which they lie there.
+
+    Reading and hashing release the interpreter lock, and go through one small buffer: mapping
+    the files would turn a disk's read error into a signal that kills the process.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is shorter than its header said, or has vanished.
+    """
+    by_file: dict[str, list[tuple[int, int, str]]] = {}
+    for name, info in infos.items():
+        by_file.setdefault(info.file, []).append((info.start, info.end, name))
+    digests: dict[str, str] = {}
+    with mmap.mmap(-1, _CHUNK_BYTES) as buffer:
+        for file_name, spans in sorted(by_file.items()):
+            with open_regular(directory / file_name) as file:
+                for start, end, name in sorted(spans):
+                    digests[name] = _digest_span(file.fileno(), start, end, buffer, file_name)
+    return {
+        name: ManifestTensor(info.dtype, info.shape, digests[name], info.file)
+        for name, info in sorted(infos.items())
+    }
+
+
+def _digest_of(path: Path) -> str:
+    with open_regular(path) as file, mmap.mmap(-1, _CHUNK_BYTES) as buffer:
+        size = os.fstat(file.fileno()).st_size
+        return _digest_span(file.fileno(), 0, size, buffer, path.name)
+
+
+def _digest_span(fd: int, start: int, end: int, buffer: mmap.mmap, name: str) -> str:
+    hasher = blake3()
+    position = start
+    with memoryview(buffer) as view:
+        while position < end:
+            with view[: min(len(view), end - position)] as chunk:
+                count = os.preadv(fd, [chunk], position)
+                if not count:
+                    raise ValueError(f"{name}: it became shorter while it was read")
+                hasher.update(chunk[:count])
+            position += count
+    return hasher.hexdigest()
+
+
+def check_run_id(run_id: object) -> str:
+    """``run_id``, when it may be part of a file's name and of a weight version.
+
+    Raises:
+        ValueError: it is no string of 1 to 128 letters, digits, ``.``, ``_`` and ``-`` that
+            begins with a letter or digit.
+    """
+    if type(run_id) is not str or not _RUN_ID.fullmatch(run_id):
+        raise ValueError(
+            f"run_id={run_id!r}: expected 1 to 128 letters, digits, '.', '_' and '-', beginning "
+            "with a letter or digit"
+        )
+    return run_id
+
+
+def _rollout_id(value: object) -> int:
+    _expect(type(value) is int and abs(value) <= _MAX_COUNT, "rollout_id", value)
+    assert type(value) is int
+    return value
+
+
+def _tensor(name: str, entry: object) -> ManifestTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "digest": digest, "file": file}:
+            _expect(dtype in DTYPES, f"the dtype of {name}", dtype)
+            _expect(all(map(_is_count, shape)), f"the shape of {name}", shape)
+            _expect("/" not in _safe_name(file), f"the file of {name}", file)
+            return ManifestTensor(
+                dtype, tuple(shape), _digest(f"the digest of {name}", digest), file
+            )
+    raise ValueError(f"{FILE}: the entry of the tensor {name} makes no sense")
+
+
+def _file(name: str, entry: object) -> ManifestFile:
+    _safe_name(name)
+    match entry:
+        case {"size": size, "digest": digest}:
+            _expect(_is_count(size), f"the size of {name}", size)
+            assert type(size) is int
+            return ManifestFile(
+                size, None if digest is None else _digest(f"the digest of {name}", digest)
+            )
+    raise ValueError(f"{FILE}: the entry of the file {name} makes no sense")
+
+
+def _safe_name(name: object) -> str:
+    """A path that stays within the snapshot, in its one normal form."""
+    sound = (
+        type(name) is str
+        and name != FILE
+        and "\0" not in name
+        and str(PurePosixPath(name)) == name
+        and not PurePosixPath(name).is_absolute()
+        and not {"..", "."} & set(PurePosixPath(name).parts or ("..",))
+    )
+    _expect(sound, "a file's name", name)
+    assert type(name) is str
+    return name
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
+def _digest(what: str, value: object) -> str:
+    _expect(type(value) is str and _DIGEST.fullmatch(value) is not None, what, value)
+    assert type(value) is str
+    return value
+
+
+def _object(fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = fields.get(key)
+    _expect(type(value) is dict and bool(value), key, type(value).__name__)
+    assert type(value) is dict
+    return value
+
+
+def _expect(sound: bool, what: str, value: object) -> None:
+    if not sound:
+        raise ValueError(f"{FILE}: {what} is {value!r}, which no manifest of vime holds")
