@@ -1,0 +1,157 @@
+"""Evaluation on a backend of the user's own: a ``CheckpointEvalFn``, constructed once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from vime.eval.config import EvalConfig
+from vime.eval.contracts import EvalOutput, EvalPoint, Snapshot
+from vime.eval.loading import load_object
+from vime.eval.runner.metrics import clustered_stderr
+from vime.eval.runner.samples import samples_path, write_samples
+from vime.rollout.base_types import (
+    RolloutFnConstructorInput,
+    RolloutFnEvalInput,
+    RolloutFnEvalOutput,
+)
+from vime.rollout.checkpoint_eval import CheckpointEvalFn, is_checkpoint_eval_fn
+
+
+class BackendOutputError(ValueError):
+    """What the user's function returned cannot be reported."""
+
+
+class BackendEvaluation:
+    """Hands each checkpoint directory to the function that ``--eval-function-path`` names.
+
+    Args:
+        config: ``function_path`` names the function.
+        args: the run's arguments; the function is given a copy.
+        run_dir: samples that it returns are written below it.
+    """
+
+    def __init__(self, config: EvalConfig, args: Namespace, run_dir: Path) -> None:
+        assert config.function_path is not None, "only made for a function"
+        self._path = config.function_path
+        self._args = args
+        self._run_dir = run_dir
+        self._function: CheckpointEvalFn | None = None
+
+    async def evaluate(self, point: EvalPoint, snapshot: Snapshot) -> EvalOutput:
+        """Call ``evaluate_checkpoint`` and turn what it returns into metrics.
+
+        Raises:
+            EvalSkip: the function's own.
+            BackendOutputError: it returned something else than numbers.
+            Exception: whatever else the function raises.
+        """
+        if self._function is None:
+            self._function = self._construct()
+        returned = await self._function.evaluate_checkpoint(
+            snapshot.path, RolloutFnEvalInput(point.rollout_id)
+        )
+        metrics = backend_metrics(self._path, returned)
+        rows = list(_sample_rows(returned))
+        path = None
+        if rows:
+            path = samples_path(self._run_dir, point, snapshot)
+            await anyio.to_thread.run_sync(write_samples, path, rows)
+        return EvalOutput(metrics, path, {"eval_function": self._path, "num_samples": len(rows)})
+
+    def _construct(self) -> CheckpointEvalFn:
+        found = load_object("--eval-function-path", self._path)
+        if not is_checkpoint_eval_fn(found):
+            raise ValueError(
+                f"--eval-function-path {self._path}: {found!r} is no concrete subclass of "
+                "vime.rollout.checkpoint_eval.CheckpointEvalFn"
+            )
+        function: CheckpointEvalFn = found(RolloutFnConstructorInput(copy.deepcopy(self._args)))
+        return function
+
+    async def dispose(self) -> None:
+        """Call the function's ``dispose``, once, if it was constructed."""
+        function, self._function = self._function, None
+        if function is not None:
+            await function.dispose()
+
+
+def backend_metrics(function: str, returned: Any) -> dict[str, float]:
+    """The metrics of what an eval function returned.
+
+    Each set of ``data`` becomes ``eval/{name}`` (mean reward), ``eval/{name}/stderr`` (each
+    sample by itself: the function does not say which share a prompt), and, where the lists
+    are there, ``eval/{name}/truncated_ratio`` and ``eval/{name}/response_len/mean``. The
+    function's own ``metrics`` come last and may replace them; a name without ``/`` is put
+    under ``eval/``.
+
+    Raises:
+        BackendOutputError: no :class:`RolloutFnEvalOutput`, nothing in it, or no numbers.
+    """
+    if not isinstance(returned, RolloutFnEvalOutput):
+        raise BackendOutputError(
+            f"{function} returned {type(returned).__name__}: expected a RolloutFnEvalOutput"
+        )
+    metrics: dict[str, float] = {}
+    for name, data in returned.data.items():
+        rewards = _numbers(function, f"data[{name!r}]", data, "rewards")
+        if not rewards:
+            raise BackendOutputError(
+                f"{function}: data[{name!r}] has no 'rewards': expected a list with one number a "
+                "sample"
+            )
+        metrics[f"eval/{name}"] = math.fsum(rewards) / len(rewards)
+        error = clustered_stderr(rewards, range(len(rewards)))
+        if error is not None:
+            metrics[f"eval/{name}/stderr"] = error
+        for key, metric in (
+            ("truncated", "truncated_ratio"),
+            ("response_lengths", "response_len/mean"),
+        ):
+            values = _numbers(function, f"data[{name!r}]", data, key)
+            if values:
+                metrics[f"eval/{name}/{metric}"] = math.fsum(values) / len(values)
+    for key, value in (returned.metrics or {}).items():
+        metric = key if "/" in key else f"eval/{key}"
+        metrics[metric] = _number(f"{function}: metrics[{key!r}]", value)
+    if not metrics:
+        raise BackendOutputError(f"{function} returned neither data nor metrics: no score in it")
+    return metrics
+
+
+def _numbers(function: str, where: str, data: Any, key: str) -> list[float]:
+    if not isinstance(data, Mapping):
+        raise BackendOutputError(
+            f"{function}: {where} is a {type(data).__name__}: expected a dictionary with 'rewards'"
+        )
+    values = data.get(key)
+    return [
+        _number(f"{function}: {where}[{key!r}][{i}]", value)
+        for i, value in enumerate([] if values is None else values)
+    ]
+
+
+def _number(where: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BackendOutputError(f"{where} is {value!r:.100}: expected a finite number")
+    return number
+
+
+def _sample_rows(returned: RolloutFnEvalOutput) -> Iterator[Mapping[str, Any]]:
+    """The samples that the function returned, each with the name of its set."""
+    for name, data in returned.data.items():
+        for sample in data.get("samples") or ():
+            if isinstance(sample, Mapping):
+                yield {"dataset": name, **sample}
+            else:
+                yield {"dataset": name, "sample": sample}

@@ -1,0 +1,192 @@
+"""The stock evaluation: every prompt of the eval sets, asked of a pinned fleet and scored."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import httpx
+
+from vime.eval.config import EvalConfig
+from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
+from vime.eval.runner.datasets import Dataset, load_datasets
+from vime.eval.runner.generate import Generator, PromptRefused, open_generator, sample_seed
+from vime.eval.runner.metrics import dataset_metrics
+from vime.eval.runner.rewards import Reward, RewardFailed, load_reward
+from vime.eval.runner.samples import Sample, samples_path, write_samples
+from vime.eval.runner.tokenizer import EncodedPrompts, PromptCache
+from vime.rollout.checkpoint_eval import EvalSkip
+
+log = logging.getLogger(__name__)
+
+#: So many failed samples are named in the trace; all of them are in the samples file.
+MAX_FAILURES_NAMED = 10
+
+
+class _Clock:
+    """When the first request of a set began and its last answer came, in seconds."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.last = 0.0
+
+    def begin(self) -> None:
+        if self.first is None:
+            self.first = time.perf_counter()
+
+    def end(self) -> None:
+        self.last = time.perf_counter()
+
+    @property
+    def duration_s(self) -> float:
+        return 0.0 if self.first is None else max(self.last - self.first, 0.0)
+
+
+class StockEvaluation:
+    """Evaluates snapshots on a fleet, one after the other; keeps datasets and tokens between.
+
+    Args:
+        config: the eval sets, the sampling and the reward.
+        run_dir: samples are written below it.
+        transport: for tests; the network if absent.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        run_dir: Path,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._transport = transport
+        self._datasets: tuple[Dataset, ...] | None = None
+        self._prompts: PromptCache | None = None
+
+    async def evaluate(self, point: EvalPoint, snapshot: Snapshot, proof: PinProof) -> EvalOutput:
+        """Generate, score and write every sample.
+
+        Raises:
+            EvalSkip: ``version_mixed`` or ``unhealthy`` (see :class:`Generator`); ``crashed``
+                when every sample of a set failed, which leaves nothing to report.
+            ValueError: the datasets, the tokenizer or the reward cannot be loaded.
+        """
+        prompts = await anyio.to_thread.run_sync(self._prepare, snapshot.path)
+        reward = load_reward(self._config)
+        samples = list(self._planned())
+        clocks = {dataset.name: _Clock() for dataset in self._datasets or ()}
+        async with open_generator(self._config, proof, self._transport) as generator:
+            asker = _Asker(generator, prompts, reward, clocks)
+            await _in_parallel(asker.fill, iter(samples), self._config.concurrency)
+        path = samples_path(self._run_dir, point, snapshot)
+        await anyio.to_thread.run_sync(write_samples, path, samples)
+        return _output(samples, clocks, proof.weight_version, path)
+
+    def _prepare(self, snapshot: Path) -> EncodedPrompts:
+        """On a worker thread: what is read from disk and computed before the first request."""
+        if self._datasets is None or self._prompts is None:
+            self._datasets = load_datasets(self._config)
+            self._prompts = PromptCache(self._datasets, self._config.hf_checkpoint)
+        return self._prompts.get(snapshot)
+
+    def _planned(self) -> Iterator[Sample]:
+        """Every sample to be made; those of one prompt side by side, for the prefix cache."""
+        for dataset in self._datasets or ():
+            for example in dataset.examples:
+                for i in range(self._config.n_samples_per_prompt):
+                    seed = sample_seed(self._config.seed, dataset.name, example.index, i)
+                    yield Sample(
+                        dataset.name, example.index, i, example.prompt, example.label, seed=seed
+                    )
+
+
+class _Asker:
+    """Makes one sample: asks for its answer, then for its reward."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        prompts: EncodedPrompts,
+        reward: Reward,
+        clocks: dict[str, _Clock],
+    ) -> None:
+        self._generator = generator
+        self._prompts = prompts
+        self._reward = reward
+        self._clocks = clocks
+
+    async def fill(self, sample: Sample) -> None:
+        """Fill in ``sample``; what only concerns this one becomes its ``failure``."""
+        try:
+            await self._answer(sample)
+            if sample.output is not None:
+                sample.reward = await self._reward(sample.output, sample.label)
+        except (PromptRefused, RewardFailed) as failure:
+            sample.failure = str(failure)
+        except EvalSkip as skip:
+            raise EvalSkip(skip.reason, f"{sample.name}: {skip.detail}") from skip
+
+    async def _answer(self, sample: Sample) -> None:
+        token_ids = self._prompts.ids[sample.dataset][sample.prompt_index]
+        if isinstance(token_ids, str):
+            raise PromptRefused(token_ids)
+        assert sample.seed is not None, "given when the sample was planned"
+        clock = self._clocks[sample.dataset]
+        clock.begin()
+        generation = await self._generator.generate(token_ids, sample.seed)
+        clock.end()
+        sample.output_token_ids = generation.token_ids
+        sample.output = self._prompts.tokenizer.decode(generation.token_ids)
+        sample.finish_reason = generation.finish_reason
+        sample.weight_version = generation.weight_version
+
+
+async def _in_parallel(
+    fill: Callable[[Sample], Awaitable[None]], samples: Iterator[Sample], concurrency: int
+) -> None:
+    """``fill`` each sample, so many at once; the first :class:`EvalSkip` ends them all."""
+    skips: list[EvalSkip] = []
+
+    async def work() -> None:
+        for sample in samples:
+            try:
+                await fill(sample)
+            except EvalSkip as skip:
+                skips.append(skip)
+                workers.cancel_scope.cancel()
+                return
+
+    async with anyio.create_task_group() as workers:
+        for _ in range(concurrency):
+            workers.start_soon(work)
+    if skips:
+        raise skips[0]
+
+
+def _output(
+    samples: list[Sample], clocks: dict[str, _Clock], version: str, path: Path
+) -> EvalOutput:
+    metrics: dict[str, float] = {}
+    for name, clock in clocks.items():
+        mine = [sample for sample in samples if sample.dataset == name]
+        failed = [sample for sample in mine if sample.failure is not None]
+        if len(failed) == len(mine):
+            raise EvalSkip(
+                "crashed",
+                f"every sample of {name} failed; the first: {failed[0].name}: {failed[0].failure}",
+            )
+        metrics |= dataset_metrics(name, [s.scored(version) for s in mine], clock.duration_s)
+    failures = [f"{s.name}: {s.failure}" for s in samples if s.failure is not None]
+    for failure in failures[:MAX_FAILURES_NAMED]:
+        log.warning("sample failed: %s", failure)
+    detail = {
+        "num_samples": len(samples),
+        "num_failed": len(failures),
+        "failures": failures[:MAX_FAILURES_NAMED],
+        "samples_path": str(path),
+    }
+    return EvalOutput(metrics, path, detail)

@@ -1,0 +1,159 @@
+"""Tokenising with the snapshot's own tokenizer: prompts to tokens, tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from vime.eval.runner.datasets import Dataset, Prompt
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+)
+
+
+class TokenizerError(ValueError):
+    """There is no usable tokenizer, or it cannot encode a prompt."""
+
+
+class PromptTokenizer:
+    """One tokenizer, loaded.
+
+    Args:
+        directory: a Hugging Face checkpoint; only files in it are read, no code of it is run.
+
+    Raises:
+        TokenizerError: it cannot be loaded.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            raise TokenizerError(
+                f"{directory}: its tokenizer cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or of chat messages under the tokenizer's chat template.
+
+        Raises:
+            TokenizerError: no chat template, one that refuses these messages, or no tokens.
+        """
+        if isinstance(prompt, str):
+            ids = self._tokenizer(prompt).input_ids
+        else:
+            # The template writes the special tokens itself.
+            ids = self._tokenizer(self._chat_text(prompt), add_special_tokens=False).input_ids
+        if not ids:
+            raise TokenizerError("the prompt has no tokens")
+        return [int(token) for token in ids]
+
+    def _chat_text(self, messages: list[dict[str, Any]]) -> str:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise TokenizerError(
+                "the prompt is chat messages, and the tokenizer has no chat template; "
+                "use text prompts or export a tokenizer with a template"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:
+            raise TokenizerError(
+                f"the chat template refuses the messages: {type(error).__name__}: {error}"
+            ) from error
+        return str(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+class EncodedPrompts:
+    """The prompts of all eval sets as tokens, encoded again only when the tokenizer changes.
+
+    Attributes:
+        tokenizer: what encoded them.
+        ids: set name → token ids of each example, or the sentence that says why there are none.
+    """
+
+    def __init__(self, directory: Path, datasets: Iterable[Dataset]) -> None:
+        self.tokenizer = PromptTokenizer(directory)
+        self.ids: dict[str, list[list[int] | str]] = {
+            dataset.name: [self._encoded(example.prompt) for example in dataset.examples]
+            for dataset in datasets
+        }
+
+    def _encoded(self, prompt: Prompt) -> list[int] | str:
+        try:
+            return self.tokenizer.encode(prompt)
+        except TokenizerError as error:
+            return str(error)
+
+
+class PromptCache:
+    """Keeps the :class:`EncodedPrompts` of the latest tokenizer: a run seldom changes it.
+
+    Args:
+        datasets: what is encoded.
+        base: the checkpoint whose tokenizer stands in for a snapshot that has none.
+    """
+
+    def __init__(self, datasets: Iterable[Dataset], base: Path | None) -> None:
+        self._datasets = tuple(datasets)
+        self._base = base
+        self._digest: str | None = None
+        self._prompts: EncodedPrompts | None = None
+
+    def get(self, snapshot: Path) -> EncodedPrompts:
+        """The prompts under the snapshot's tokenizer.
+
+        Raises:
+            TokenizerError: neither the snapshot nor the base has a usable tokenizer.
+        """
+        directory = self._directory(snapshot)
+        digest = tokenizer_digest(directory)
+        if self._prompts is None or digest != self._digest:
+            self._prompts = EncodedPrompts(directory, self._datasets)
+            self._digest = digest
+        return self._prompts
+
+    def _directory(self, snapshot: Path) -> Path:
+        for directory in (snapshot, self._base):
+            if directory is not None and _files(directory):
+                return directory
+        raise TokenizerError(
+            f"{snapshot}: no tokenizer files in it, nor in --hf-checkpoint {self._base}; export "
+            "the tokenizer with the model"
+        )
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Hexadecimal BLAKE3 over the names and contents of a checkpoint's tokenizer files."""
+    digest = blake3()
+    for path in _files(directory):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _files(directory: Path) -> list[Path]:
+    found = {path for pattern in _TOKENIZER_FILES for path in directory.glob(pattern)}
+    return sorted(path for path in found if path.is_file())
