@@ -1,0 +1,239 @@
+"""Folds records into lives: what each point, engine and snapshot went through, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from sys import intern
+from typing import Any, NamedTuple
+
+from vime.fsm.record import Record
+from vime.fsm.tables import NEW, TABLES
+
+Key = tuple[str, str, str, str]
+"""Run, node, machine and id: what tells one machine of a trace from another."""
+
+
+def key_of(record: Record) -> Key:
+    """Which machine ``record`` is about."""
+    return record.run_id, record.node, record.machine, record.id
+
+
+def begins_anew(record: Record, attempt: int) -> bool:
+    """Whether ``record`` opens a further life of a machine whose last one had ``attempt``.
+
+    A point that a later run took up again is such: a higher attempt that leaves ``new``.
+    """
+    return record.source == NEW and record.attempt > attempt
+
+
+class TraceClock:
+    """One time line for all records: nanoseconds since the first record of the trace.
+
+    Within a run of a node it is the monotonic clock; several are laid side by side by what the
+    wall clock said at the first record of each.
+
+    Attributes:
+        origin_wall_ns: the wall clock at the first record, in nanoseconds since the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.origin_wall_ns: int | None = None
+        self._offsets: dict[tuple[str, str], int] = {}
+
+    def at(self, record: Record) -> int:
+        """When ``record`` was written."""
+        if self.origin_wall_ns is None:
+            self.origin_wall_ns = record.wall_ns
+        offset = self._offsets.get((record.node, record.run_id))
+        if offset is None:
+            offset = record.wall_ns - self.origin_wall_ns - record.mono_ns
+            self._offsets[record.node, record.run_id] = offset
+        return record.mono_ns + offset
+
+
+class Span(NamedTuple):
+    """A stay in one state; times as of :class:`TraceClock`."""
+
+    state: str
+    start_ns: int
+    end_ns: int
+
+    @property
+    def dwell_ns(self) -> int:
+        """How long it lasted."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(slots=True)
+class Life:
+    """What one machine went through.
+
+    Attributes:
+        key: see :data:`Key`.
+        attempt: the last one.
+        state: the present one.
+        entered_ns: since when.
+        first_seq, last_seq: its first and last record.
+        spans: the states that it has left, in order; ``new`` is not among them.
+        num_rejected: how many illegal triggers it refused.
+        reason: the last one given.
+        detail: that of the last transition.
+        weight_version: the last one given.
+    """
+
+    key: Key
+    attempt: int
+    state: str
+    entered_ns: int
+    first_seq: int
+    last_seq: int
+    spans: list[Span] = field(default_factory=list)
+    num_rejected: int = 0
+    reason: str | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    weight_version: str | None = None
+
+    @property
+    def machine(self) -> str:
+        """``point``, ``engine`` or ``snapshot``."""
+        return self.key[2]
+
+    @property
+    def id(self) -> str:
+        """Its name among the machines of its kind."""
+        return self.key[3]
+
+    @property
+    def finished(self) -> bool:
+        """Whether its state is terminal."""
+        table = TABLES.get(self.machine)
+        return table is not None and self.state in table.terminal
+
+    @property
+    def start_ns(self) -> int:
+        """When it left ``new``."""
+        return self.spans[0].start_ns if self.spans else self.entered_ns
+
+    def all_spans(self, now_ns: int) -> Iterator[Span]:
+        """The spans, and the present state up to ``now_ns`` unless it is terminal."""
+        yield from self.spans
+        if not self.finished and self.state != NEW:
+            yield Span(self.state, self.entered_ns, max(now_ns, self.entered_ns))
+
+    def dwell_ns(self, state: str, now_ns: int) -> int | None:
+        """How long it was in ``state`` altogether; ``None`` when it never was."""
+        stays = [span.dwell_ns for span in self.all_spans(now_ns) if span.state == state]
+        return sum(stays) if stays else None
+
+    def take(self, record: Record, now_ns: int) -> Span | None:
+        """Go one record further; the span that it ended, if it did."""
+        self.last_seq = record.seq
+        self.attempt = record.attempt
+        if record.rejected:
+            self.num_rejected += 1
+            return None
+        self.weight_version = record.weight_version or self.weight_version
+        self.reason = record.reason or self.reason
+        self.detail = record.detail or {}
+        if record.dest == self.state:  # an event of its life
+            return None
+        now_ns = max(now_ns, self.entered_ns)
+        ended = None
+        if self.state != NEW:
+            ended = Span(self.state, self.entered_ns, now_ns)
+            self.spans.append(ended)
+        self.state, self.entered_ns = intern(record.dest), now_ns
+        return ended
+
+
+class Lives:
+    """All lives of a trace, by machine.
+
+    Attributes:
+        clock: the time line.
+        now_ns: the latest moment seen on it.
+        num_records: how many records were taken in.
+        runs: the runs, in the order of their first records.
+    """
+
+    def __init__(self) -> None:
+        self.clock = TraceClock()
+        self.now_ns = 0
+        self.num_records = 0
+        self.runs: dict[str, None] = {}
+        self._lives: dict[Key, Life] = {}
+        self._earlier: list[Life] = []
+
+    def add(self, record: Record) -> tuple[Life, Span | None]:
+        """Take in one record; whose life it is, and the span that it ended."""
+        now_ns = self.clock.at(record)
+        self.now_ns = max(self.now_ns, now_ns)
+        self.num_records += 1
+        self.runs.setdefault(record.run_id)
+        key = key_of(record)
+        life = self._lives.get(key)
+        if life is None or begins_anew(record, life.attempt):
+            if life is not None:
+                self._earlier.append(life)
+            life = Life(key, record.attempt, intern(record.source), now_ns, record.seq, record.seq)
+            self._lives[key] = life
+        return life, life.take(record, now_ns)
+
+    def forget(self, life: Life) -> None:
+        """Drop a life that will not be asked for again."""
+        self._lives.pop(life.key, None)
+
+    def of(self, machine: str) -> list[Life]:
+        """The lives of one kind of machine, in the order of their beginnings."""
+        lives = [*self._earlier, *self._lives.values()]
+        return sorted(
+            (life for life in lives if life.machine == machine),
+            key=lambda life: (life.start_ns, life.first_seq),
+        )
+
+
+def lives_of(records: Iterable[Record]) -> Lives:
+    """The lives that ``records`` tell of."""
+    lives = Lives()
+    for record in records:
+        lives.add(record)
+    return lives
+
+
+#: Metrics of a point that are facts about its evaluation, not scores.
+_FACTS = frozenset(
+    f"eval/{name}"
+    for name in (
+        "step",
+        "lag_steps",
+        "duration_seconds",
+        "export_time_seconds",
+        "stall_seconds",
+        "pin_seconds",
+    )
+)
+
+
+def metrics_of(life: Life) -> dict[str, float]:
+    """The numbers among the metrics of a finished point."""
+    metrics = life.detail.get("metrics")
+    if not isinstance(metrics, dict):
+        return {}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def scores_of(life: Life) -> dict[str, float]:
+    """Eval set → mean reward of a finished point (its metrics ``eval/<set>``)."""
+    return {
+        name.removeprefix("eval/"): value
+        for name, value in metrics_of(life).items()
+        if name.startswith("eval/")
+        and name.count("/") == 1
+        and name not in _FACTS
+        and not name.startswith("eval/skipped_")
+    }
