@@ -53,6 +53,9 @@ from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
 
+_GRACE_S = 5.0
+
+
 class Draft(Protocol):
     """A snapshot that is being written."""
 
@@ -299,14 +302,26 @@ class DispatchActor(Actor):
     async def _evaluate(self, life: PointLife, snapshot: Snapshot) -> EvalOutput:
         async with AsyncExitStack() as stack:
             if self._fleet is None:
-                with skip_after(self._turn_timeout_s, "timeout_eval", "waiting for its turn"):
+                patience = self._patience(0.0)
+                with skip_after(patience, "timeout_eval", "waiting for its turn"):
                     await stack.enter_async_context(self._turn)
                 return await self._run(life, snapshot, None)
+            patience = self._patience(self._config.pin_timeout_s)
             life.machine.fire("pin", weight_version=snapshot.weight_version)
-            with skip_after(self._turn_timeout_s, "timeout_pin", "its turn and its pin"):
+            with skip_after(patience, "timeout_pin", "its turn at the fleet and its pin"):
                 proof = await stack.enter_async_context(self._fleet.pin(snapshot))
             life.pin_s = proof.pin_seconds
             return await self._run(life, snapshot, proof)
+
+    def _patience(self, own_s: float) -> float:
+        """Seconds to wait for a turn and ``own_s`` more.
+
+        Every point ahead may use up its own deadlines first. A fleet keeps the deadline of its
+        pin itself; this one is for a fleet that does not, and comes a little later.
+        """
+        ahead = sum(a.life.state in ("pinning", "running") for a in self._pending.values())
+        each = self._config.pin_timeout_s + self._config.eval_timeout_s + _GRACE_S
+        return ahead * each + own_s + _GRACE_S
 
     async def _run(self, life: PointLife, snapshot: Snapshot, proof: PinProof | None) -> EvalOutput:
         assert self._evaluator is not None
@@ -318,12 +333,6 @@ class DispatchActor(Actor):
         )
         with skip_after(self._config.eval_timeout_s, "timeout_eval", "the evaluation"):
             return await self._evaluator.evaluate(life.point, snapshot, proof)
-
-    @property
-    def _turn_timeout_s(self) -> float:
-        """Enough for every point ahead to use its own deadlines up, and then for the pin."""
-        ahead = self._config.max_in_flight
-        return ahead * (self._config.pin_timeout_s + self._config.eval_timeout_s)
 
     # -- ends --------------------------------------------------------------------------------
 

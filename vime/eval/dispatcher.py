@@ -272,11 +272,11 @@ class EvalDispatcher:
     # -- the caller's own part of a point ------------------------------------------------------
 
     def _capture(self, admitted: Admitted, started: float) -> None:
+        exporter = self._parts.exporter
         assert admitted.draft is not None
+        assert exporter is not None, "with a store there is an exporter"
         try:
-            capture = self._parts.exporter.capture(
-                admitted.life.point.rollout_id, admitted.draft.directory
-            )
+            capture = exporter.capture(admitted.life.point.rollout_id, admitted.draft.directory)
         except BaseException as error:
             skip = EvalSkip("export_failed", "".join(traceback.format_exception(error)))
             self._tell(Settle(admitted, skip, time.perf_counter() - started))
