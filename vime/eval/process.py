@@ -164,6 +164,18 @@ class KeptProcess:
         """The pid of the keeper, which is also the id of the tree's session."""
         return self._keeper.pid
 
+    def has_ended(self) -> bool:
+        """Whether the end has come, so that :meth:`wait` returns soon; it waits for nothing."""
+        if self.returncode is not None or self._reported is not None:
+            return True
+        try:
+            data = self._control.recv(4096, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        return data == b"" or b"exit" in data
+
     async def wait(self) -> int:
         """Wait until the child has exited and nothing of its tree is left.
 

@@ -8,13 +8,16 @@ died is started again.
 
 from vime.eval.actor.base import Actor, ActorDied, ActorRef, RemoteError
 from vime.eval.actor.local import LocalActor
+from vime.eval.actor.remote import ActorEvent, ProcessActor
 from vime.eval.actor.supervision import Supervisor
 
 __all__ = [
     "Actor",
     "ActorDied",
+    "ActorEvent",
     "ActorRef",
     "LocalActor",
+    "ProcessActor",
     "RemoteError",
     "Supervisor",
 ]

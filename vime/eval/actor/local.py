@@ -124,7 +124,8 @@ class LocalActor(anyio.AsyncContextManagerMixin):
         Raises:
             Exception: what the actor died of.
         """
-        assert self._task_id is None and not self._over.is_set(), "it runs once"
+        assert self._task_id is None, "it runs once"
+        assert not self._over.is_set(), "it runs once"
         self._task_id = anyio.get_current_task().id
         ready: list[TaskStatus[None]] = [task_status]
         try:
