@@ -24,7 +24,7 @@ _TOKENIZER_FILES = (
 
 
 class TokenizerError(ValueError):
-    """There is no usable tokenizer, or it cannot encode a prompt."""
+    """There is no usable tokenizer, or it cannot encode these messages."""
 
 
 class PromptTokenizer:
@@ -49,20 +49,29 @@ class PromptTokenizer:
                 f"{directory}: its tokenizer cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or of chat messages under the tokenizer's chat template.
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int] | str]:
+        """Token ids of each text, or of chat messages under the tokenizer's chat template.
 
-        Raises:
-            TokenizerError: no chat template, one that refuses these messages, or no tokens.
+        Returns:
+            One list of token ids a prompt; in place of those that cannot be encoded, the
+            sentence that says why.
         """
-        if isinstance(prompt, str):
-            ids = self._tokenizer(prompt).input_ids
-        else:
-            # The template writes the special tokens itself.
-            ids = self._tokenizer(self._chat_text(prompt), add_special_tokens=False).input_ids
-        if not ids:
-            raise TokenizerError("the prompt has no tokens")
-        return [int(token) for token in ids]
+        encoded: list[list[int] | str] = ["the prompt has no tokens"] * len(prompts)
+        texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                texts[True].append((index, prompt))
+                continue
+            try:  # the template writes the special tokens itself
+                texts[False].append((index, self._chat_text(prompt)))
+            except TokenizerError as error:
+                encoded[index] = str(error)
+        for special, batch in texts.items():
+            if batch:
+                ids = self._tokenizer([t for _, t in batch], add_special_tokens=special).input_ids
+                for (index, _), tokens in zip(batch, ids, strict=True):
+                    encoded[index] = list(tokens) or encoded[index]
+        return encoded
 
     def _chat_text(self, messages: list[dict[str, Any]]) -> str:
         if not getattr(self._tokenizer, "chat_template", None):
@@ -96,15 +105,9 @@ class EncodedPrompts:
     def __init__(self, directory: Path, datasets: Iterable[Dataset]) -> None:
         self.tokenizer = PromptTokenizer(directory)
         self.ids: dict[str, list[list[int] | str]] = {
-            dataset.name: [self._encoded(example.prompt) for example in dataset.examples]
+            dataset.name: self.tokenizer.encode([example.prompt for example in dataset.examples])
             for dataset in datasets
         }
-
-    def _encoded(self, prompt: Prompt) -> list[int] | str:
-        try:
-            return self.tokenizer.encode(prompt)
-        except TokenizerError as error:
-            return str(error)
 
 
 class PromptCache:
