@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
-from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from vime.eval import keeper
+from vime.eval.pipes import PipeReader, PipeWriter
 
 #: The environment variable that marks a kept tree: one identifier for each keeper above it.
 MARKER: Final = "VIME_KEEPER"
@@ -46,76 +45,6 @@ T = TypeVar("T")
 async def _in_thread(work: Callable[[], T]) -> T:
     """Run blocking work on a thread of its own, however busy the shared ones are."""
     return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
-
-
-class PipeReader(ByteReceiveStream):
-    """The reading end of a pipe; owns the file descriptor."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd: int | None = fd
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Up to ``max_bytes`` bytes.
-
-        Raises:
-            anyio.EndOfStream: every writing end is closed.
-            anyio.ClosedResourceError: this end is closed.
-        """
-        await anyio.lowlevel.checkpoint()
-        while self._fd is not None:
-            try:
-                data = os.read(self._fd, max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._fd)
-            else:
-                if not data:
-                    raise anyio.EndOfStream
-                return data
-        raise anyio.ClosedResourceError
-
-    async def aclose(self) -> None:
-        """Close it; a waiting ``receive`` raises ``ClosedResourceError``."""
-        _close(self._fd)
-        self._fd = None
-
-
-class PipeWriter(ByteSendStream):
-    """The writing end of a pipe; owns the file descriptor."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd: int | None = fd
-
-    async def send(self, item: bytes) -> None:
-        """Write all of ``item``; cancelled half-way, a part of it may have been written.
-
-        Raises:
-            anyio.BrokenResourceError: every reading end is closed.
-            anyio.ClosedResourceError: this end is closed.
-        """
-        await anyio.lowlevel.checkpoint()
-        view = memoryview(item)
-        while view:
-            if self._fd is None:
-                raise anyio.ClosedResourceError
-            try:
-                view = view[os.write(self._fd, view) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._fd)
-            except BrokenPipeError as error:
-                raise anyio.BrokenResourceError from error
-
-    async def aclose(self) -> None:
-        """Close it; a waiting ``send`` raises ``ClosedResourceError``."""
-        _close(self._fd)
-        self._fd = None
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        anyio.notify_closing(fd)
-        os.close(fd)
 
 
 @dataclass
