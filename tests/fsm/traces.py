@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import TABLES
@@ -85,4 +88,11 @@ def healthy_run(path: Path, num_points: int = 3) -> Path:
         pinned_point(run, 10 * i, score=i / 10)
     run.fire("engine", "eval-0", "stop")
     run.trace.close()
+    return path
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
+    """Forge a trace: rewrite each record, or drop it (``None``); returns ``path``."""
+    changed = [change(json.loads(line)) for line in path.read_bytes().splitlines()]
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in changed if fields is not None))
     return path

@@ -30,7 +30,8 @@ class Record:
         rejected: the table forbade it, and nothing changed.
         reason: why, as a short name.
         detail: further facts.
-        cause_seq: the record of the same node that made this one happen.
+        cause_seq: the record that made this one happen; of the same node, unless ``detail`` has
+            ``cause_node`` (see :func:`cause_of`).
         weight_version: the weights that the thing carries or awaits.
         mono_ns: monotonic clock in nanoseconds: differences have a meaning, values have none.
         wall_ns: nanoseconds since the epoch, for people.
@@ -57,6 +58,15 @@ class Record:
 
 
 FIELDS: tuple[str, ...] = tuple(Record.__slots__)
+
+
+def cause_of(record: Record) -> tuple[str, int] | None:
+    """Node and ``seq`` of the record that made ``record`` happen."""
+    if record.cause_seq is None:
+        return None
+    node = record.detail.get("cause_node") if record.detail else None
+    return (node if isinstance(node, str) else record.node), record.cause_seq
+
 
 _TEXT, _COUNT = (str,), (int,)
 _TYPES: dict[str, tuple[type, ...]] = {

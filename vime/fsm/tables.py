@@ -27,7 +27,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 
 NEW = "new"
@@ -52,7 +52,7 @@ class Table:
         """The pseudo-state in which every machine begins."""
         return NEW
 
-    @property
+    @cached_property
     def terminal(self) -> frozenset[str]:
         """The states that nothing leaves."""
         return frozenset(state for state, ways in self.states.items() if not ways)

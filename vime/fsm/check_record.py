@@ -1,0 +1,45 @@
+"""Invariant 9: the records of a trace follow each other, and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vime.fsm.check_rule import Context, Rule, Run, Violation, run_of
+from vime.fsm.record import Record
+from vime.fsm.replay import Replay
+from vime.fsm.text import count
+
+
+class OrderRule(Rule):
+    """Replays every record; no gap in ``seq``, no clock that runs backwards, causes come first."""
+
+    invariant = 9
+    reads_rejected = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._replay = Replay()
+        context.late = self._replay.late
+        self._last: dict[Run, Record] = {}
+
+    def feed(self, record: Record) -> Iterable[Violation]:
+        """Watch one record; see :class:`Rule`."""
+        found = []
+        run = run_of(record)
+        last = self._last.get(run)
+        self._last[run] = record
+        missing = self._replay.missing_before(record)
+        if missing and last is not None:  # a trace without its beginning is no fault by itself
+            lack = f"{count(missing, 'record')} of node {record.node} missing before this one"
+            found.append(self.broken(lack, last, record))
+        divergence = self._replay.step(record)
+        if divergence is not None:
+            found.append(self.broken(str(divergence), record))
+        if last is not None and record.mono_ns < last.mono_ns:
+            found.append(self.broken("the monotonic clock ran backwards", last, record))
+        cause = record.cause_seq
+        other_node = record.detail is not None and "cause_node" in record.detail
+        if cause is not None and not 0 <= cause < record.seq and not other_node:
+            text = f"its cause, seq {cause}, is no record before it"
+            found.append(self.broken(text, record))
+        return found

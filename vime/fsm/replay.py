@@ -1,0 +1,156 @@
+"""Replays a trace: drives the tables again from the triggers alone, and compares every state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vime.fsm.lives import Key, begins_anew, key_of
+from vime.fsm.record import Record
+from vime.fsm.tables import NEW, TABLES
+from vime.fsm.text import count
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A record that does not say what the tables say.
+
+    Attributes:
+        record: the record.
+        field: which of its fields differs: ``machine``, ``source``, ``dest`` or ``rejected``.
+        expected: what the replay came to.
+        found: what the record says.
+        missing: how many records of its node are missing right before it.
+    """
+
+    record: Record
+    field: str
+    expected: str
+    found: str
+    missing: int = 0
+
+    def __str__(self) -> str:
+        r = self.record
+        text = (
+            f"seq {r.seq} of node {r.node}: {r.machine} {r.id}, trigger {r.trigger!r}: "
+            f"{self.field} should be {self.expected}, and the record says {self.found}"
+        )
+        gap = f"; {count(self.missing, 'record')} of this node are missing right before it"
+        return text + gap if self.missing else text
+
+
+@dataclass(slots=True)
+class Present:
+    """Where a machine stands in the replay.
+
+    Attributes:
+        state: its state.
+        attempt: its life.
+        since_seq: the record that brought it there, or the first one of it.
+        weight_version: the last one given.
+    """
+
+    state: str
+    attempt: int
+    since_seq: int = -1
+    weight_version: str | None = None
+
+
+class Replay:
+    """Machines that are moved by triggers only, never by what a record says of their states.
+
+    Attributes:
+        machines: where each stands, by key, in the order of their first records.
+        num_records: how many records were replayed.
+        late: the runs, with their nodes, whose beginning the trace does not have.
+    """
+
+    def __init__(self) -> None:
+        self.machines: dict[Key, Present] = {}
+        self.num_records = 0
+        self._next: dict[tuple[str, str], int] = {}
+        self._node_next: dict[str, int] = {}
+        self.late: set[tuple[str, str]] = set()
+
+    def step(self, record: Record) -> Divergence | None:
+        """Replay one record; a record that diverges moves its machine to where it says."""
+        self.num_records += 1
+        missing = self.missing_before(record)
+        self._count(record)
+        table = TABLES.get(record.machine)
+        if table is None:
+            return Divergence(record, "machine", " or ".join(TABLES), record.machine, missing)
+        key = key_of(record)
+        present = self.machines.get(key)
+        if present is None or begins_anew(record, present.attempt):
+            # A machine that was born before the trace begins is taken over as it is found.
+            late = (record.run_id, record.node) in self.late and record.source in table.states
+            present = Present(record.source if late else NEW, record.attempt)
+            self.machines[key] = present
+        expected = table.states[present.state].get(record.trigger)
+        divergence = _compare(record, present.state, expected, missing)
+        if divergence is None:
+            state = expected or present.state
+        else:
+            state = record.dest if record.dest in table.states else present.state
+        if state != present.state or present.since_seq < 0:
+            present.state, present.since_seq = state, record.seq
+        present.attempt = record.attempt
+        present.weight_version = record.weight_version or present.weight_version
+        return divergence
+
+    def missing_before(self, record: Record) -> int:
+        """How many records of its node are lacking between the one before and ``record``."""
+        expected = self._next.get((record.run_id, record.node))
+        if expected is None:  # a further run continues the numbers, or starts anew
+            expected = self._node_next.get(record.node, 0) if record.seq else 0
+        return max(record.seq - expected, 0)
+
+    def _count(self, record: Record) -> None:
+        run = record.run_id, record.node
+        if run not in self._next and record.seq not in (0, self._node_next.get(record.node, 0)):
+            self.late.add(run)
+        self._next[run] = self._node_next[record.node] = record.seq + 1
+
+
+def _compare(record: Record, state: str, dest: str | None, missing: int) -> Divergence | None:
+    if record.source != state:
+        return Divergence(record, "source", state, record.source, missing)
+    if record.rejected != (dest is None):
+        why = "the trigger is illegal there" if dest is None else f"the trigger leads to {dest}"
+        found = "true" if record.rejected else "false"
+        expected = f"{'true' if dest is None else 'false'} ({why})"
+        return Divergence(record, "rejected", expected, found, missing)
+    if record.dest != (dest or state):
+        return Divergence(record, "dest", dest or state, record.dest, missing)
+    return None
+
+
+def replay(
+    records: Iterable[Record], counts: Callable[[Record], bool] = lambda _: True
+) -> tuple[Replay, Divergence | None]:
+    """Replay up to the first divergence, or to the end.
+
+    Args:
+        records: the trace.
+        counts: whether a divergence at this record is to be reported.
+    """
+    run = Replay()
+    for record in records:
+        divergence = run.step(record)
+        if divergence is not None and counts(record):
+            return run, divergence
+    return run, None
+
+
+def replay_until(records: Iterable[Record], last: Callable[[Record], bool]) -> tuple[Replay, bool]:
+    """Replay up to the first record for which ``last`` is true, that one included.
+
+    Returns the replay, and whether there was such a record.
+    """
+    run = Replay()
+    for record in records:
+        run.step(record)
+        if last(record):
+            return run, True
+    return run, False
