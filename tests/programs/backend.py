@@ -1,0 +1,29 @@
+"""A user's backend for the tests of whole runs: it reads the weights and scores them by themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+from safetensors.torch import load_file
+
+from vime.rollout.base_types import RolloutFnEvalInput, RolloutFnEvalOutput
+from vime.rollout.checkpoint_eval import CheckpointEvalFn, EvalSkip
+
+
+class NormBackend(CheckpointEvalFn):
+    """The reward is the final norm's first weight: whoever set it knows what must come out."""
+
+    async def evaluate_checkpoint(
+        self, checkpoint_dir: Path, input: RolloutFnEvalInput
+    ) -> RolloutFnEvalOutput:
+        if input.rollout_id == self.args.die_at:
+            os._exit(9)
+        if input.rollout_id == self.args.hang_at:
+            await anyio.sleep_forever()
+        if input.rollout_id == self.args.skip_at:
+            raise EvalSkip("service_away", "503 from the scoring service")
+        weights = load_file(checkpoint_dir / "model.safetensors")
+        first = float(weights["model.norm.weight"][0])
+        return RolloutFnEvalOutput({"norm": {"rewards": [first]}})
