@@ -478,7 +478,7 @@ async def test_many_lives_leave_no_file_descriptor_and_no_process(log: Path) -> 
 async def test_what_cannot_be_killed_is_reported(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with await spawn(["cat"], name="cat", log_path=log) as process:
+    async with await spawn(["sleep", "1000"], name="sleep", log_path=log) as process:
         monkeypatch.setattr(process_module, "_SWEEP_TIMEOUT_S", 0.05)
         with monkeypatch.context() as patch:
             patch.setattr(process_module.KeptProcess, "_sweep", lambda _: [4711])

@@ -37,6 +37,7 @@ MARKER: Final = "VIME_KEEPER"
 
 _START_TIMEOUT_S: Final = 30.0
 _SWEEP_TIMEOUT_S: Final = 2.0
+_REAP_TIMEOUT_S: Final = 2.0
 _TAIL_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -231,7 +232,10 @@ class KeptProcess:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: processes {left} cannot be killed")
             time.sleep(0.01)
-        self._keeper.wait(_SWEEP_TIMEOUT_S)
+        try:
+            self._keeper.wait(_REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{self.name}: its keeper does not exit") from error
         self._control.close()
         # Without a report the keeper was killed, and the child was killed with it.
         return -9 if self._reported is None else self._reported
