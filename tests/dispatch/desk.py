@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-from vime.eval.actor import ActorRef, LocalActor
 
 from tests.fakes import FakeCapture, FakeEvaluator, FakeFleet, FakeStore, Plans
+from vime.eval.actor import ActorRef, LocalActor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalPoint, Outcome
 from vime.eval.dispatch_actor import Admit, Admitted, DispatchActor, Drain, Launch, Settle

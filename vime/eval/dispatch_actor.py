@@ -52,7 +52,6 @@ from vime.eval.point_life import PointLife
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
-
 _GRACE_S = 5.0
 
 
