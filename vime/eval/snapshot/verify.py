@@ -32,7 +32,6 @@ from vime.eval.snapshot.files import list_files
 from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError, digest_tensors
 from vime.eval.snapshot.weights import TensorInfo, WeightsError, read_weights
 
-
 EXPORTER = "vime.eval.snapshot.export.TransformersExporter"
 
 
