@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import anyio
 import psutil
 import pytest
 
+from tests.watch import Watch, watching
 from vime.eval import process as process_module
 from vime.eval.process import KeptProcess, spawn
 
@@ -38,50 +38,8 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "logs" / "child.log"
 
 
-class Watch:
-    """Handles on processes, taken while they live: a pid that is reused cannot deceive."""
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        self.fds = {os.pidfd_open(pid): pid for pid in pids}
-
-    def assert_gone(self, timeout_s: float = 10.0) -> None:
-        """Wait for the end of each; a zombie has ended."""
-        deadline = time.monotonic() + timeout_s
-        left = dict(self.fds)
-        poll = select.poll()
-        for fd in left:
-            poll.register(fd, select.POLLIN)
-        while left and (left_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left_s * 1000):
-                poll.unregister(fd)
-                del left[fd]
-        assert not left, f"still alive: {[describe(pid) for pid in left.values()]}"
-
-    def close(self) -> None:
-        for fd, pid in self.fds.items():
-            if not select.select([fd], [], [], 0)[0]:
-                os.kill(pid, signal.SIGKILL)
-            os.close(fd)
-
-
 def open_fds() -> int:
     return psutil.Process().num_fds()
-
-
-def describe(pid: int) -> str:
-    try:
-        return f"{pid} {psutil.Process(pid).cmdline()} {psutil.Process(pid).status()}"
-    except psutil.NoSuchProcess:
-        return f"{pid}"
-
-
-@contextmanager
-def watching(pids: Iterable[int]) -> Iterator[Watch]:
-    watch = Watch(pids)
-    try:
-        yield watch
-    finally:
-        watch.close()
 
 
 @asynccontextmanager
@@ -295,16 +253,19 @@ async def test_a_spawn_that_is_cancelled_leaves_nothing(
 ) -> None:
     with anyio.CancelScope() as scope:
         keepers: list[Watch] = []
+        processes: list[KeptProcess] = []
         begin = KeptProcess._begin
 
         async def cancelled_begin(process: KeptProcess, command: str) -> None:
             keepers.append(Watch([process.keeper_pid]))
+            processes.append(process)
             scope.cancel()
             await begin(process, command)
 
         monkeypatch.setattr(KeptProcess, "_begin", cancelled_begin)
         await spawn(TREE, name="tree", log_path=log)
     assert scope.cancelled_caught
+    assert processes[0].returncode == -signal.SIGKILL
     keepers[0].assert_gone(0.1)
     keepers[0].close()
 

@@ -120,12 +120,12 @@ class KeptProcess:
         """
         async with self._hearing:
             while self.returncode is None:
-                line = await self._hear()
-                if line is None:
-                    with anyio.CancelScope(shield=True):
-                        self.returncode = await _in_thread(self._bury)
-                elif line[0] == "exit":
-                    self._reported = int(line[1])
+                line = None if self._reported is not None else await self._hear()
+                if line is not None:
+                    self._reported = int(line[1]) if line[0] == "exit" else None
+                    continue
+                with anyio.CancelScope(shield=True):
+                    self.returncode = await _in_thread(self._bury)
         return self.returncode
 
     async def end(self, timeout_s: float = 5.0, *, grace_s: float = 0.0) -> None:
@@ -226,7 +226,7 @@ class KeptProcess:
         return alive
 
     def _bury(self) -> int:
-        """The keeper has gone: end what it may have left, reap it, and say how the child ended."""
+        """The keeper has reported the end, or has gone: sweep then, reap it, say how it ended."""
         deadline = time.monotonic() + _SWEEP_TIMEOUT_S
         while self._reported is None and (left := self._sweep()):
             if time.monotonic() > deadline:
