@@ -1,0 +1,1 @@
+"""The collaborators of a run on a Ray cluster; nothing outside this package imports Ray."""
