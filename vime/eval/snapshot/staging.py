@@ -1,0 +1,231 @@
+"""The staging directory: held by one live run, with one hidden room for what is unfinished.
+
+    staging/
+      .vime.lock            flock of the live run; says who holds it
+      .vime-RUN/            the room of a run: its owner's marker, drafts, what is being removed
+      step_40/              finished snapshots
+
+Everything unfinished is in the room, so that whatever a dead run has left can be recognised and
+removed as a whole, and nothing else ever is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from vime.eval.snapshot.files import json_object, read_json_object, write_new
+from vime.eval.snapshot.manifest import Manifest, ManifestError, check_run_id
+
+log = logging.getLogger(__name__)
+
+LOCK = ".vime.lock"
+_ROOM = ".vime-"
+_OWNER = "owner.json"
+_OWNER_SCHEMA = 1
+_MAX_MARKER_BYTES = 1 << 16
+_REMOVALS = 3
+_STEP = re.compile(r"step_(-?[0-9]+)")
+
+
+class StagingError(ValueError):
+    """The staging directory cannot be used; says why and what to do."""
+
+
+class Staging:
+    """One run's hold on a staging directory.
+
+    Args:
+        directory: ``--eval-hf-dir``; made when it is missing, readable by its owner alone.
+        run_id: the run.
+    """
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        self.directory = directory
+        self.run_id = check_run_id(run_id)
+        self.room = directory / f"{_ROOM}{run_id}"
+        self._numbers = itertools.count()
+        self._lock_fd: int | None = None
+
+    def open(self) -> None:
+        """Take the directory, and clear away the rooms of dead runs.
+
+        Raises:
+            StagingError: another live run has it, or it cannot be written to.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = _take_lock(self.directory, self.run_id)
+        except OSError as error:
+            raise StagingError(
+                f"--eval-hf-dir {self.directory}: cannot be used as a staging directory: "
+                f"{error.strerror}; expected a directory that this user may write to"
+            ) from None
+        try:
+            self._sweep()
+            self.room.mkdir(mode=0o700)
+            write_new(self.room / _OWNER, [orjson.dumps(_identity(self.run_id))])
+        except OSError as error:
+            self.close()
+            raise StagingError(f"--eval-hf-dir {self.directory}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Remove the room, and let the next run have the directory."""
+        if self._lock_fd is None:
+            return
+        remove_tree(self.room)
+        (self.directory / LOCK).unlink(missing_ok=True)  # while it is held: nobody waits on it
+        # Unlocked by name: a child process may have inherited the descriptor.
+        fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        os.close(self._lock_fd)
+        self._lock_fd = None
+
+    def new_draft(self, rollout_id: int) -> Path:
+        """Make an empty directory in the room.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        draft = self.room / f"step_{rollout_id}.{next(self._numbers)}"
+        draft.mkdir(mode=0o700)
+        return draft
+
+    def final(self, rollout_id: int) -> Path:
+        """Where the finished snapshot of a step belongs."""
+        return self.directory / f"step_{rollout_id}"
+
+    def remove(self, path: Path) -> None:
+        """Remove something of this run: it vanishes from its place at once, then from the disk."""
+        trash = self.room / f"removed.{next(self._numbers)}"
+        try:
+            path.rename(trash)
+        except FileNotFoundError:
+            if os.path.lexists(path):  # the room is gone: the run is closed
+                remove_tree(path)
+            return
+        remove_tree(trash)
+
+    def leftovers(self) -> dict[Path, Manifest]:
+        """Finished snapshots that lie here, with their manifests, those of dead runs included."""
+        found = {}
+        for path in self.directory.iterdir():
+            match = _STEP.fullmatch(path.name)
+            if match is None or path.is_symlink() or not path.is_dir():
+                continue
+            try:
+                manifest = Manifest.read(path)
+            except ManifestError:
+                continue
+            if manifest.rollout_id == int(match[1]):
+                found[path] = manifest
+        return found
+
+    def free_bytes(self) -> int:
+        """What this user may still write to the file system."""
+        info = os.statvfs(self.directory)
+        return info.f_bavail * info.f_frsize
+
+    def _sweep(self) -> None:
+        """Remove the rooms of dead runs; the lock says that no other run is alive here."""
+        for path in list(self.directory.glob(f"{_ROOM}*")):
+            if not path.is_dir() or path.is_symlink():
+                continue
+            if _is_room(path):
+                log.info("removing what the dead run %s left in %s", _owner_of(path), path)
+                remove_tree(path)
+            elif not any(path.iterdir()):  # its run died before it could leave its marker
+                path.rmdir()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, or whatever is in its place; what cannot be removed is logged."""
+    for attempt in range(1, _REMOVALS + 1):
+        try:
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            else:
+                shutil.rmtree(path)
+            return
+        except OSError as error:  # an interrupted export may still be writing there
+            if not os.path.lexists(path):
+                return
+            if attempt == _REMOVALS:
+                log.warning("%s could not be removed: %s", path, error)
+
+
+def _identity(run_id: str) -> dict[str, Any]:
+    return {
+        "schema": _OWNER_SCHEMA,
+        "run_id": run_id,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+
+
+def _owner_of(room: Path) -> str | None:
+    try:
+        owner = read_json_object(room / _OWNER, _MAX_MARKER_BYTES, follow_link=False)
+    except ValueError:
+        return None
+    run_id = owner.get("run_id")
+    return run_id if owner.get("schema") == _OWNER_SCHEMA and isinstance(run_id, str) else None
+
+
+def _is_room(path: Path) -> bool:
+    """Whether vime made it: its marker names the run that its own name has."""
+    owner = _owner_of(path)
+    return owner is not None and path.name == f"{_ROOM}{owner}"
+
+
+def _take_lock(directory: Path, run_id: str) -> int:
+    path = directory / LOCK
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(fd, path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, orjson.dumps(_identity(run_id)), 0)
+                return fd
+        except BlockingIOError:
+            holder = _holder(os.pread(fd, _MAX_MARKER_BYTES, 0))
+            os.close(fd)
+            raise StagingError(
+                f"--eval-hf-dir {directory}: {holder} uses it; wait for that run to end, or name "
+                "another directory: each run needs its own"
+            ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # the run before this one has just closed, and taken its lock's file away
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(content: bytes) -> str:
+    """Who a lock's file says has it."""
+    try:
+        identity = json_object(content, LOCK)
+    except ValueError:
+        return "another live run"
+    pid, host = identity.get("pid"), identity.get("host")
+    holder = f"the live run {identity.get('run_id')} (pid {pid} on {host})"
+    if type(pid) is int and host == socket.gethostname() and not psutil.pid_exists(pid):
+        return f"a process that outlives {holder.replace('live ', '')}"
+    return holder

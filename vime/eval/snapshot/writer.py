@@ -1,0 +1,159 @@
+"""Writes one snapshot on a worker thread: whole and in place, or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vime.eval.contracts import Capture
+from vime.eval.snapshot.files import flush, flush_directory
+from vime.eval.snapshot.handoff import Handoff
+from vime.eval.snapshot.manifest import Manifest, ManifestError
+from vime.eval.snapshot.staging import Staging
+from vime.eval.snapshot.verify import SnapshotInvalid
+
+log = logging.getLogger(__name__)
+
+
+class OccupiedError(ValueError):
+    """The final name of a snapshot belongs to somebody else."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What has been put in place, and when each step ended.
+
+    Attributes:
+        path: the snapshot's final directory.
+        manifest: what is in it.
+        ended_at: monotonic times in seconds: the begin, then the ends of writing, digesting and
+            flushing.
+    """
+
+    path: Path
+    manifest: Manifest
+    ended_at: tuple[float, float, float, float]
+
+    def detail(self) -> dict[str, Any]:
+        """Facts for the trace; times in seconds."""
+        begun, written, digested, flushed = self.ended_at
+        return {
+            "path": str(self.path),
+            "num_bytes": self.manifest.num_bytes,
+            "write_s": round(written - begun, 6),
+            "digest_s": round(digested - written, 6),
+            "flush_s": round(flushed - digested, 6),
+        }
+
+
+class SnapshotWriter:
+    """Turns captures into snapshots; used by several worker threads at once.
+
+    Args:
+        staging: where to.
+        remove: takes away what a failed or abandoned write leaves.
+        is_protected: whether a path was given as a checkpoint to evaluate.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        remove: Callable[[Path], None],
+        is_protected: Callable[[Path], bool],
+    ) -> None:
+        self._staging = staging
+        self._remove = remove
+        self._is_protected = is_protected
+
+    def publish(self, rollout_id: int, draft: Path, capture: Capture, handoff: Handoff) -> Written:
+        """Write, describe, flush and rename; ``capture`` is released on the way.
+
+        Raises:
+            AbandonedError: nobody waits any more; nothing of it is left.
+            Exception: what the capture raises, :class:`OccupiedError`, ``SnapshotInvalid`` or
+                ``WeightsError``; nothing of it is left.
+        """
+        handoff.start()
+        final = self._staging.final(rollout_id)
+        left: Path | None = draft
+        try:
+            written = self._write(rollout_id, draft, final, capture, handoff)
+            self._retire(final)
+            draft.rename(final)
+            left = final
+            flush_directory(final.parent)
+            handoff.finish()
+            left = None
+            return written
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._full() from error
+        finally:
+            if left is not None:
+                self._remove(left)
+
+    def _write(
+        self, rollout_id: int, draft: Path, final: Path, capture: Capture, handoff: Handoff
+    ) -> Written:
+        begun = time.monotonic()
+        try:
+            self._check_free(final)
+            capture.write(draft)
+        finally:
+            capture.release()
+        written = time.monotonic()
+        handoff.check()
+        if draft.is_symlink():
+            raise SnapshotInvalid(final, ["the export put a link in the place of its directory"])
+        manifest = Manifest.of_directory(draft, self._staging.run_id, rollout_id)
+        digested = time.monotonic()
+        handoff.check()
+        manifest.write(draft)
+        flush(draft)
+        handoff.check()
+        return Written(final, manifest, (begun, written, digested, time.monotonic()))
+
+    def _check_free(self, final: Path) -> Manifest | None:
+        """What may be at a final name: nothing, or a finished snapshot of vime's.
+
+        Raises:
+            OccupiedError: something else is.
+        """
+        if not final.is_symlink() and not final.exists():
+            return None
+        if self._is_protected(final.resolve()):
+            raise OccupiedError(
+                f"{final} was given as a checkpoint to evaluate, and is left alone; name another "
+                "--eval-hf-dir"
+            )
+        try:
+            if final.is_symlink():
+                raise ManifestError("it is a link")
+            return Manifest.read(final)
+        except ManifestError as error:
+            raise OccupiedError(
+                f"{final} exists and is no snapshot of vime's ({error}); vime neither writes "
+                "into it nor removes it: move it away, or name another --eval-hf-dir"
+            ) from None
+
+    def _retire(self, final: Path) -> None:
+        """An older run's snapshot of the same step makes room."""
+        manifest = self._check_free(final)
+        if manifest is not None:
+            log.info("%s of the run %s is replaced", final, manifest.run_id)
+            self._staging.remove(final)
+
+    def _full(self) -> OSError:
+        """A full disk, with the numbers that help."""
+        return OSError(
+            errno.ENOSPC,
+            f"the staging file system is full: {self._staging.free_bytes()} bytes are free in "
+            f"--eval-hf-dir {self._staging.directory}; name a larger one, or lower "
+            "--eval-keep-snapshots or --eval-max-in-flight",
+        )
