@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
@@ -229,9 +229,14 @@ def metrics_of(life: Life) -> dict[str, float]:
 
 def scores_of(life: Life) -> dict[str, float]:
     """Eval set → mean reward of a finished point (its metrics ``eval/<set>``)."""
+    return scores_in(metrics_of(life))
+
+
+def scores_in(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Eval set → mean reward, of the metrics of a finished point."""
     return {
         name.removeprefix("eval/"): value
-        for name, value in metrics_of(life).items()
+        for name, value in metrics.items()
         if name.startswith("eval/")
         and name.count("/") == 1
         and name not in _FACTS
