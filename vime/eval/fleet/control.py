@@ -1,0 +1,235 @@
+"""The calls that the supervisor makes to one vLLM server, each with a deadline.
+
+Every call either does what its name says or raises :class:`EngineFailure`; nothing is retried.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+import httpx
+
+from vime.eval.fleet.launch import Tokens
+
+Kind = Literal["absent", "gone", "overdue", "refused", "stale", "not_finite", "cancelled"]
+
+#: The weight version of an engine that serves what it was started with.
+FIRST_VERSION = "default"
+
+#: vLLM writes a logarithm that is no number, or minus infinity, as this.
+_NO_LOGPROB = -9999.0
+
+_PROBE = (0, 1, 2, 3)
+_HEALTH_TIMEOUT_S = 5.0
+_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
+
+class EngineFailure(Exception):
+    """An engine did not do what it was told, and is believed no more.
+
+    Args:
+        kind: ``absent`` (a pin found it dead or deaf, before it was told of any snapshot),
+            ``gone`` (it does not answer), ``overdue``, ``refused`` (it answered with an error),
+            ``stale`` (it answered, and has the wrong weights), ``not_finite`` (it has the right
+            weights, and they generate no numbers) or ``cancelled`` (nobody waited for its
+            answer).
+        detail: a sentence for people: what it did, and what was expected.
+    """
+
+    def __init__(self, kind: Kind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+    @property
+    def skip_reason(self) -> str:
+        """The reason of an eval point whose pin this failure ended."""
+        if self.kind in ("refused", "stale"):
+            return "pin_violation"
+        return "timeout_pin" if self.kind == "overdue" else "unhealthy"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One greedy token, the natural logarithm of its probability, and the version that gave it."""
+
+    id: int
+    logprob: float
+    weight_version: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What one rank says that it put into its model.
+
+    Attributes:
+        digest: of the names, types, shapes and bytes of all tensors read.
+        num_tensors, num_bytes: how much that was.
+        unloaded: parameters of the model that received nothing.
+        with_nan: tensors that hold a NaN.
+        tensors: name → digest; only where ``digest`` is not the expected one.
+    """
+
+    digest: str
+    num_tensors: int
+    num_bytes: int
+    unloaded: tuple[str, ...]
+    with_nan: tuple[str, ...]
+    tensors: dict[str, str]
+
+
+class Control:
+    """One vLLM server, spoken to.
+
+    Args:
+        client: its base URL is the server's.
+        tokens: of the run.
+        model: the served model's name.
+        call_timeout_s: deadline of every call that has none of its own.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, tokens: Tokens, model: str, call_timeout_s: float
+    ) -> None:
+        self._client = client
+        self._tokens = tokens
+        self._model = model
+        self._call_timeout_s = call_timeout_s
+
+    async def answers(self) -> bool:
+        """Whether it serves requests; an engine that starts does not listen yet."""
+        try:
+            await self._call("GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
+        except EngineFailure:
+            return False
+        return True
+
+    async def pause(self) -> None:
+        """Abort what is being generated, and take no new requests."""
+        await self._call("POST", "/pause", params={"mode": "abort"})
+
+    async def resume(self) -> None:
+        """Take requests again."""
+        await self._call("POST", "/resume")
+
+    async def load(self, directory: str, digest: str, timeout_s: float) -> list[Loaded]:
+        """Put a checkpoint's weights into the engine; one answer a rank."""
+        order = {"method": "vime_load", "args": [directory, digest]}
+        answer = await self._call("POST", "/collective_rpc", json=order, timeout_s=timeout_s)
+        try:
+            return [_loaded(rank) for rank in answer["results"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineFailure("refused", f"vime_load: no account of it: {error!r}") from error
+
+    async def set_version(self, weight_version: str) -> None:
+        """Name the weights: every token from now on carries the name."""
+        await self._call("POST", "/update_weight_version", json={"new_version": weight_version})
+
+    async def version(self) -> str:
+        """The name of the weights."""
+        return str((await self._call("GET", "/weight_info")).get("weight_version"))
+
+    async def clear_caches(self) -> None:
+        """Forget whatever was computed with other weights."""
+        answer = await self._call("POST", "/reset_prefix_cache")
+        if answer.get("success") is not True:
+            raise EngineFailure("refused", f"/reset_prefix_cache answered {answer}")
+        await self._call("POST", "/reset_mm_cache")
+        await self._call("POST", "/reset_encoder_cache")
+
+    async def token(self, timeout_s: float) -> Token:
+        """Generate one greedy token.
+
+        Raises:
+            EngineFailure: ``not_finite`` when its probability is no number.
+        """
+        order = {
+            "model": self._model,
+            "token_ids": _PROBE,
+            "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 1},
+        }
+        answer = await self._call("POST", "/inference/v1/generate", json=order, timeout_s=timeout_s)
+        return _token(answer)
+
+    async def tokens_so_far(self, timeout_s: float) -> float:
+        """How many tokens it has read and generated since its start."""
+        lines = (await self._send("GET", "/metrics", timeout_s)).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_COUNTERS))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _call(
+        self, method: str, path: str, *, timeout_s: float | None = None, **content: Any
+    ) -> dict[str, Any]:
+        """Send one request; the JSON object of its answer, or an empty one without a body."""
+        response = await self._send(method, path, timeout_s or self._call_timeout_s, **content)
+        if not response.content:
+            return {}
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise EngineFailure("refused", f"{path} answered {_short(response.text)}")
+        return answer
+
+    async def _send(
+        self, method: str, path: str, timeout_s: float, **content: Any
+    ) -> httpx.Response:
+        generation = path.startswith(("/inference", "/v1"))
+        token = self._tokens.api_key if generation else self._tokens.control
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            with anyio.fail_after(timeout_s):
+                response = await self._client.request(method, path, headers=headers, **content)
+        except TimeoutError:
+            late = f"{path} has not answered after {timeout_s:.4g} s"
+            raise EngineFailure("overdue", late) from None
+        except httpx.HTTPError as error:
+            raise EngineFailure("gone", f"{path}: {type(error).__name__}: {error}") from error
+        if response.status_code != httpx.codes.OK:
+            said = f"{path} answered {response.status_code}: {_short(response.text)}"
+            raise EngineFailure("refused", said)
+        return response
+
+
+def _token(answer: dict[str, Any]) -> Token:
+    """The token of an answer.
+
+    A greedy token's probability is at least 1 / vocabulary, its logarithm hence a small number;
+    a NaN is answered as token 0 with the logarithm -9999.
+    """
+    try:
+        (choice,) = answer["choices"]
+        (token,) = choice["token_ids"]
+        (entry,) = choice["logprobs"]["content"]
+        (span,) = choice["weight_versions"]
+        logprob, extent = float(entry["logprob"]), (span["start"], span["end"])
+        found = Token(int(token), logprob, str(span["version"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise EngineFailure("refused", f"no token in {_short(str(answer))}") from error
+    if extent != (0, 1):
+        raise EngineFailure("stale", f"the version of one token spans {extent}, not (0, 1)")
+    if not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
+        raise EngineFailure("not_finite", f"the probability of the token {found.id} is no number")
+    return found
+
+
+def _loaded(rank: dict[str, Any]) -> Loaded:
+    return Loaded(
+        digest=str(rank["digest"]),
+        num_tensors=int(rank["num_tensors"]),
+        num_bytes=int(rank["num_bytes"]),
+        unloaded=tuple(map(str, rank["unloaded"])),
+        with_nan=tuple(map(str, rank["with_nan"])),
+        tensors=dict(rank.get("tensors", {})),
+    )
+
+
+def _short(text: str, length: int = 400) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
