@@ -1,4 +1,4 @@
-"""A small training driver, for tests that kill or interrupt it: driver.py RUN_DIR STAGING BASE."""
+"""A small training driver, for tests that kill or interrupt it: driver.py RUN_DIR STAGING BASE FIFO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKEND = "tests.programs.backend.NormBackend"
 
 def namespace(run_dir: str, staging: str, base: str, **flags: object) -> argparse.Namespace:
     """Flags of a run that evaluates on :class:`tests.programs.backend.NormBackend`."""
-    own = {"die_at": -1, "hang_at": -1, "skip_at": -1}
+    own = {"die_at": -1, "hang_at": -1, "skip_at": -1, "fifo": None}
     return argparse.Namespace(
         eval_run_dir=run_dir,
         eval_hf_dir=staging,
@@ -27,15 +27,13 @@ def namespace(run_dir: str, staging: str, base: str, **flags: object) -> argpars
 
 
 def main() -> None:
-    """Dispatch a point whose evaluation hangs, say so, and wait for it for ever."""
-    run_dir, staging, base = sys.argv[1:]
+    """Dispatch a point whose evaluation says so through the FIFO and hangs; wait for it."""
+    run_dir, staging, base, fifo = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(base)
     exporter = (model, AutoTokenizer.from_pretrained(base))
-    args = namespace(run_dir, staging, base, hang_at=1)
+    args = namespace(run_dir, staging, base, hang_at=1, fifo=fifo)
     with EvalDispatcher.from_args(args, exporter=exporter) as dispatcher:
-        handle = dispatcher.dispatch(1)
-        print("dispatched", flush=True)
-        handle.result()
+        dispatcher.dispatch(1).result()
 
 
 if __name__ == "__main__":
