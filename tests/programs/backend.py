@@ -22,7 +22,7 @@ class NormBackend(CheckpointEvalFn):
             os._exit(9)
         if input.rollout_id == self.args.hang_at:
             if self.args.fifo:  # whoever reads it knows that this process is at work
-                Path(self.args.fifo).write_text("hanging")
+                await anyio.Path(self.args.fifo).write_text("hanging")
             await anyio.sleep_forever()
         if input.rollout_id == self.args.skip_at:
             raise EvalSkip("service_away", "503 from the scoring service")
