@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     from vime.fsm.read import TraceUnreadableError
+    from vime.trace_cli.common import UsageError
 
     try:
         args = make_parser().parse_args(argv)
@@ -69,7 +70,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     try:
         return int(args.run(args))
-    except TraceUnreadableError as error:
+    except (TraceUnreadableError, UsageError) as error:
         return _complain(str(error))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
@@ -148,31 +148,43 @@ class Life:
 
 
 class Lives:
-    """All lives of a trace, by machine.
+    """The lives of a trace, by machine.
+
+    Args:
+        last: keep only so many of the finished lives of each kind, the latest.
 
     Attributes:
+        num_dropped: how many finished lives were not kept, by kind.
         clock: the time line.
         now_ns: the latest moment seen on it.
         num_records: how many records were taken in.
         runs: the runs, in the order of their first records.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: int | None = None) -> None:
         self.clock = TraceClock()
+        self.num_dropped: dict[str, int] = {}
         self.now_ns = 0
         self.num_records = 0
         self.runs: dict[str, None] = {}
         self._lives: dict[Key, Life] = {}
         self._earlier: list[Life] = []
+        self._finished: dict[str, dict[Key, Life]] = {}
+        self._last = last
 
-    def add(self, record: Record) -> tuple[Life, Span | None]:
-        """Take in one record; whose life it is, and the span that it ended."""
+    def pass_by(self, record: Record) -> int:
+        """Note only when a record was written; returns it."""
         now_ns = self.clock.at(record)
         self.now_ns = max(self.now_ns, now_ns)
         self.num_records += 1
         self.runs.setdefault(record.run_id)
+        return now_ns
+
+    def add(self, record: Record) -> tuple[Life, Span | None]:
+        """Take in one record; whose life it is, and the span that it ended."""
+        now_ns = self.pass_by(record)
         key = key_of(record)
-        life = self._lives.get(key)
+        life = self._lives.get(key) or self._revived(key)
         if life is None or begins_anew(record, life.attempt):
             if life is not None:
                 self._earlier.append(life)
@@ -184,20 +196,60 @@ class Lives:
         """Drop a life that will not be asked for again."""
         self._lives.pop(life.key, None)
 
+    def retire(self, life: Life) -> None:
+        """Keep a finished life among the latest ones; the oldest of them may have to go."""
+        if self._last is None:
+            return
+        self.forget(life)
+        finished = self._finished.setdefault(life.machine, {})
+        finished[life.key] = life
+        if len(finished) > self._last:
+            del finished[next(iter(finished))]
+            self.num_dropped[life.machine] = self.num_dropped.get(life.machine, 0) + 1
+
+    def _revived(self, key: Key) -> Life | None:
+        """A finished life that is heard of once more (an illegal trigger, say)."""
+        life = self._finished.get(key[2], {}).pop(key, None)
+        if life is not None:
+            self._lives[key] = life
+        return life
+
     def of(self, machine: str) -> list[Life]:
         """The lives of one kind of machine, in the order of their beginnings."""
-        lives = [*self._earlier, *self._lives.values()]
+        finished = self._finished.get(machine, {})
+        lives = [*self._earlier, *finished.values(), *self._lives.values()]
         return sorted(
             (life for life in lives if life.machine == machine),
             key=lambda life: (life.start_ns, life.first_seq),
         )
 
 
-def lives_of(records: Iterable[Record]) -> Lives:
-    """The lives that ``records`` tell of."""
-    lives = Lives()
+def lives_of(
+    records: Iterable[Record],
+    *,
+    machines: Collection[str] = TABLES,
+    keep: Callable[[Life, int, TraceClock], bool] | None = None,
+    last: int | None = None,
+) -> Lives:
+    """The lives that ``records`` tell of.
+
+    Args:
+        records: the trace.
+        machines: the kinds that are wanted.
+        keep: whether a finished life is wanted, given the present moment and the clock.
+        last: keep only so many finished lives of a kind, the latest; all of them if ``None``.
+    """
+    lives = Lives(last)
     for record in records:
-        lives.add(record)
+        if record.machine not in machines:
+            lives.pass_by(record)
+            continue
+        life, _ = lives.add(record)
+        if life.finished:
+            if keep is None or keep(life, lives.now_ns, lives.clock):
+                lives.retire(life)
+            else:
+                lives.forget(life)
     return lives
 
 

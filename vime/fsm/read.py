@@ -144,51 +144,44 @@ class TraceFile:
         return found
 
     def __iter__(self) -> Iterator[Record]:
+        if self._lines.number and self.path.is_fifo():
+            raise TraceUnreadableError(f"{self.path}: a pipe can be read once only; give a file")
         self._reset()
         try:
             with self.path.open("rb") as file:
-                is_next = self._order.is_next
-                for record in self._read(file):
-                    if is_next(record):
-                        yield record
-                    else:
-                        yield from self._order.put(record)
+                for chunk in _chunks(file):
+                    yield from self.feed(chunk)
         except OSError as error:
             raise TraceUnreadableError(f"{self.path}: {_why(error)}") from None
-        yield from self._order.rest()
+        yield from self.finish()
 
-    def _read(self, file: BinaryIO) -> Iterator[Record]:
-        """Records as they stand in the file, up to its present end."""
-        info = os.fstat(file.fileno())
-        left = info.st_size if stat.S_ISREG(info.st_mode) else None
-        while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
-            left = left and left - len(chunk)
-            yield from self._records(self._lines.feed(chunk))
-            if left == 0:
-                break
-        yield from self._last_line()
-
-    def _records(self, lines: Iterator[bytes | None]) -> Iterator[Record]:
-        for line in lines:
-            record = self.parse(line)
-            if record is not None:
+    def feed(self, chunk: bytes) -> Iterator[Record]:
+        """The records that become available with the next ``chunk`` of the file."""
+        is_next = self._order.is_next
+        for line in self._lines.feed(chunk):
+            record = self._parse(line)
+            if record is None:
+                continue
+            if is_next(record):
                 yield record
+            else:
+                yield from self._order.put(record)
 
-    def _last_line(self) -> Iterator[Record]:
-        """A last line without its newline counts if it is whole."""
+    def finish(self) -> Iterator[Record]:
+        """The last records, at the end of the file; a line without its newline counts if whole."""
         line = self._lines.tail
         self.torn = self._lines.skipping
-        if not line:
-            return
-        try:
-            record = record_of(orjson.loads(line))
-        except ValueError:
-            self.torn = True
-        else:
-            self._note(record)
-            yield record
+        if line:
+            try:
+                record = record_of(orjson.loads(line))
+            except ValueError:
+                self.torn = True
+            else:
+                self._note(record)
+                yield from self._order.put(record)
+        yield from self._order.rest()
 
-    def parse(self, line: bytes | None) -> Record | None:
+    def _parse(self, line: bytes | None) -> Record | None:
         """The record of one line; what is none is noted among the problems."""
         if line is not None and not line.strip():
             return None
@@ -211,6 +204,18 @@ class TraceFile:
             self._newer_schema = record.schema
         if record.table_hash != table_hash():
             self.other_tables = record.table_hash
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """What stands in the file up to its present end, so that reading a growing one ends."""
+    info = os.fstat(file.fileno())
+    if not stat.S_ISREG(info.st_mode):
+        yield from iter(lambda: file.read(_CHUNK), b"")
+        return
+    left = info.st_size
+    while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+        left -= len(chunk)
+        yield chunk
 
 
 def read_trace(path: Path | str) -> TraceFile:

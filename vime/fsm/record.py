@@ -106,6 +106,7 @@ _ABSENT: dict[str, Any] = {
     "wall_ns": 0,
 }
 
+_SEQ_END = 1 << 62
 _values = itemgetter(*FIELDS)
 _sound_types: set[tuple[type, ...]] = set()
 """Combinations of types that were checked field by field before: the few that real traces have."""
@@ -128,8 +129,8 @@ def record_of(fields: object) -> Record:
         _check_types(values)
         _sound_types.add(types)
     record = Record(*values)
-    if record.seq < 0:
-        raise ValueError(f"seq is {record.seq}; 0 or more was expected")
+    if not 0 <= record.seq < _SEQ_END:
+        raise ValueError(f"seq is {record.seq}; 0 or more, and below 2**62, was expected")
     return record
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vime.fsm.lives import Life, Lives, scores_of
 from vime.fsm.tables import NEW, POINT
-from vime.fsm.text import clean, duration
+from vime.fsm.text import clean, duration, headline
 
 #: How a state is drawn: a block, a letter where blocks cannot be shown, a colour.
 LOOKS: dict[str, tuple[str, str, str]] = {
@@ -65,7 +65,8 @@ def points_table(points: Iterable[Life], now_ns: int) -> Table:
 def messages(points: Iterable[Life]) -> Text:
     """One line for each skipped point that left a message."""
     lines = [
-        f"{clean(point.id, 80)}: {clean(point.reason or '', 60)}: {clean(str(message), 500)}"
+        f"{clean(point.id, 80)}: {clean(point.reason or '', 60)}: "
+        f"{clean(headline(str(message)), 500)}"
         for point in points
         if point.state == "skipped" and (message := point.detail.get("message"))
     ]
@@ -163,6 +164,22 @@ def version_text(life: Life) -> str:
 
 def _living_states() -> list[str]:
     return [state for state in POINT.states if state != NEW and state not in POINT.terminal]
+
+
+def plain_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
+) -> Table:
+    """A table of texts; the columns of ``right`` are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
+    numbers = set(right)
+    for i, head in enumerate(heads):
+        if i in numbers:
+            table.add_column(head, justify="right", no_wrap=True)
+        else:
+            table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(cell)) for cell in row))
+    return table
 
 
 def _table(*columns: str) -> Table:

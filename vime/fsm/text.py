@@ -46,3 +46,11 @@ def duration(ns: int | float) -> str:
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """``1 line``, ``2 lines``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def headline(message: str) -> str:
+    """The one line that says most: a traceback's last one, otherwise the first."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

@@ -6,11 +6,15 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vime.fsm.filters import Filter, Moment
+from vime.fsm.lives import Life, Lives, lives_of
 from vime.fsm.read import TraceFile, TraceUnreadableError
-from vime.fsm.text import clean
+from vime.fsm.text import clean, count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +33,27 @@ def add_file(parser: argparse.ArgumentParser, name: str = "file") -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse.ArgumentParser, help: str = "print JSON instead of text") -> None:
     """The switch ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help=help)
 
 
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The filters; each may be given several times."""
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The option ``--output``."""
+    parser.add_argument("-o", "--output", metavar="PATH", help="where to (default: print it)")
+
+
+def add_filters(parser: argparse.ArgumentParser, but: tuple[str, ...] = ()) -> None:
+    """The filters; each may be given several times. Those of ``but`` are left out."""
     group = parser.add_argument_group("filters")
-    group.add_argument("--point", action="append", default=[], metavar="ID", help="this eval point")
-    group.add_argument("--engine", action="append", default=[], metavar="ID", help="this engine")
-    group.add_argument("--state", action="append", default=[], help="what was in this state")
-    group.add_argument("--reason", action="append", default=[], help="what has this reason")
+    names = {"--point": "ID", "--engine": "ID", "--state": "STATE", "--reason": "REASON"}
+    for name, metavar in names.items():
+        dest = f"filter_{name[2:]}"
+        if name in but:
+            parser.set_defaults(**{dest: []})
+            continue
+        what = _FILTER_HELP[name]
+        group.add_argument(name, action="append", default=[], dest=dest, metavar=metavar, help=what)
     for name, what in (("--since", "nothing before"), ("--until", "nothing after")):
         group.add_argument(
             name,
@@ -50,6 +63,14 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         )
 
 
+_FILTER_HELP = {
+    "--point": "this eval point",
+    "--engine": "this engine",
+    "--state": "what was in this state",
+    "--reason": "what has this reason",
+}
+
+
 def _moment(text: str) -> Moment:
     try:
         return Moment.parse(text)
@@ -57,16 +78,89 @@ def _moment(text: str) -> Moment:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+_LAST = 1_000
+
+
+def add_last(parser: argparse.ArgumentParser) -> None:
+    """The option ``--last``."""
+    parser.add_argument(
+        "--last",
+        type=_number,
+        default=_LAST,
+        metavar="N",
+        help=f"only the latest N finished machines of a kind; 0 for all (default: {_LAST})",
+    )
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
+
+
+def read_lives(
+    args: argparse.Namespace, trace: TraceFile, machines: Sequence[str]
+) -> tuple[Lives, list[Life]]:
+    """The lives that the arguments ask for, kind by kind; says on stderr what was not usable."""
+    asked = filter_of(args)
+    lives = lives_of(trace, machines=machines, keep=asked.wants_life, last=args.last or None)
+    tell_problems(trace)
+    for machine, number in lives.num_dropped.items():
+        text = f"{count(number, f'earlier {machine}')} left out; --last 0 shows all"
+        sys.stderr.write(f"vime: {text}\n")
+    shown = [life for machine in machines for life in lives.of(machine)]
+    return lives, [life for life in shown if asked.wants_life(life, lives.now_ns, lives.clock)]
+
+
 def filter_of(args: argparse.Namespace) -> Filter:
     """The filter that the arguments ask for."""
     return Filter(
-        points=tuple(args.point),
-        engines=tuple(args.engine),
-        states=tuple(args.state),
-        reasons=tuple(args.reason),
+        points=tuple(args.filter_point),
+        engines=tuple(args.filter_engine),
+        states=tuple(args.filter_state),
+        reasons=tuple(args.filter_reason),
         since=args.since,
         until=args.until,
     )
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be; the message is one line."""
+
+
+@contextmanager
+def output(path: str | None) -> Iterator[TextIO]:
+    """The file at ``path``, replaced once all is written, or standard output.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path is None:
+        yield sys.stdout
+        return
+    target = Path(path)
+    if target.exists() and not target.is_file():  # a pipe, /dev/stdout
+        with target.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def refuse_to_overwrite(path: str, traces: list[TraceFile]) -> None:
+    """An output must not be one of the inputs.
+
+    Raises:
+        UsageError: it is.
+    """
+    target = Path(path)
+    if target.exists() and any(target.samefile(trace.path) for trace in traces):
+        raise UsageError(f"{path}: is one of the traces to read; choose another --output")
 
 
 def open_trace(path: str) -> TraceFile:

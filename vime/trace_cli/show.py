@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vime.fsm.filters import Filter
-from vime.fsm.lives import Life, Lives, lives_of, metrics_of, scores_of
+from vime.fsm.lives import Life, Lives, metrics_of, scores_of
 from vime.trace_cli import common
 
 
@@ -15,15 +14,16 @@ def setup(parser: argparse.ArgumentParser) -> None:
     common.add_file(parser)
     common.add_json(parser)
     common.add_filters(parser)
+    common.add_last(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print tables and a timeline, or JSON."""
     trace = common.open_trace(args.file)
-    lives = lives_of(trace)
-    common.tell_problems(trace)
-    points, engines = (_wanted(lives, kind, common.filter_of(args)) for kind in ("point", "engine"))
+    kinds = ("point", "engine")
+    lives, shown = common.read_lives(args, trace, kinds)
+    points, engines = ([life for life in shown if life.machine == kind] for kind in kinds)
     if args.json:
         common.write_json(
             {
@@ -38,10 +38,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(lives, points, engines)
     return common.OK
-
-
-def _wanted(lives: Lives, kind: str, filter: Filter) -> list[Life]:
-    return [life for life in lives.of(kind) if filter.wants_life(life, lives.now_ns, lives.clock)]
 
 
 def _print(lives: Lives, points: list[Life], engines: list[Life]) -> None:
