@@ -144,7 +144,7 @@ class Manifest:
             tensors = {n: _tensor(n, e) for n, e in _object(fields, "tensors").items()}
             files = {n: _file(n, e) for n, e in _object(fields, "files").items()}
             manifest = cls(
-                run_id=check_run_id(fields.get("run_id")),
+                run_id=_run_id(fields.get("run_id")),
                 rollout_id=_rollout_id(fields.get("rollout_id")),
                 digest=_digest("digest", fields.get("digest")),
                 tensors=tensors,
@@ -266,6 +266,13 @@ def check_run_id(run_id: object) -> str:
             "with a letter or digit"
         )
     return run_id
+
+
+def _run_id(value: object) -> str:
+    try:
+        return check_run_id(value)
+    except ValueError as error:
+        raise ManifestError(f"{FILE}: {error}") from None
 
 
 def _rollout_id(value: object) -> int:

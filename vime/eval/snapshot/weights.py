@@ -24,6 +24,7 @@ MAX_HEADER_BYTES = 100_000_000
 """As much as the safetensors library itself accepts."""
 
 MAX_INDEX_BYTES = 256 << 20
+MAX_DIMENSIONS = 64
 
 #: safetensors dtype → (bits an element, name that people know it by).
 DTYPES: Mapping[str, tuple[int, str]] = {
@@ -188,17 +189,17 @@ def _info(file: str, tensor: str, entry: Any, data_start: int) -> TensorInfo:
     """One entry of a header, with its types checked and its size computed from its shape."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]}:
-            sound = all(type(n) is int and n >= 0 for n in (*shape, start, end))
+            numbers = (*shape, start, end)
+            sound = len(shape) <= MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in numbers)
         case _:
             sound = False
     if not sound:
         raise WeightsError([f"{file}: the header's entry of {tensor} makes no sense"])
     if dtype not in DTYPES:
         raise WeightsError([f"{file}: {tensor} has the unknown dtype {dtype!r}"])
-    bits = prod(shape) * DTYPES[dtype][0]
-    if bits != (end - start) * 8:
+    if prod(shape) * DTYPES[dtype][0] != (end - start) * 8:
         raise WeightsError(
-            [f"{file}: {tensor} has {end - start} bytes; {dtype} {shape} needs {bits / 8:g}"]
+            [f"{file}: {tensor}: {dtype} {shape} does not take the {end - start} bytes given"]
         )
     return TensorInfo(dtype, tuple(shape), file, data_start + start, data_start + end)
 
