@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
@@ -79,9 +80,12 @@ class StockEvaluation:
         reward = load_reward(self._config)
         samples = list(self._planned())
         clocks = {dataset.name: _Clock() for dataset in self._datasets or ()}
-        async with open_generator(self._config, proof, self._transport) as generator:
-            asker = _Asker(generator, prompts, reward, clocks)
-            await _in_parallel(asker.fill, iter(samples), self._config.concurrency)
+
+        def asking() -> AbstractAsyncContextManager[Generator]:
+            return open_generator(self._config, proof, self._transport)
+
+        asker = _Asker(prompts, reward, clocks)
+        await _in_parallel(asking, asker.fill, samples, self._config.concurrency)
         path = samples_path(self._run_dir, point, snapshot)
         await anyio.to_thread.run_sync(write_samples, path, samples)
         return _output(samples, clocks, proof.weight_version, path)
@@ -107,22 +111,15 @@ class StockEvaluation:
 class _Asker:
     """Makes one sample: asks for its answer, then for its reward."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        prompts: EncodedPrompts,
-        reward: Reward,
-        clocks: dict[str, _Clock],
-    ) -> None:
-        self._generator = generator
+    def __init__(self, prompts: EncodedPrompts, reward: Reward, clocks: dict[str, _Clock]) -> None:
         self._prompts = prompts
         self._reward = reward
         self._clocks = clocks
 
-    async def fill(self, sample: Sample) -> None:
+    async def fill(self, sample: Sample, generator: Generator) -> None:
         """Fill in ``sample``; what only concerns this one becomes its ``failure``."""
         try:
-            await self._answer(sample)
+            await self._answer(sample, generator)
             if sample.output is not None:
                 sample.reward = await self._reward(sample.output, sample.label)
         except (PromptRefused, RewardFailed) as failure:
@@ -130,14 +127,14 @@ class _Asker:
         except EvalSkip as skip:
             raise EvalSkip(skip.reason, f"{sample.name}: {skip.detail}") from skip
 
-    async def _answer(self, sample: Sample) -> None:
+    async def _answer(self, sample: Sample, generator: Generator) -> None:
         token_ids = self._prompts.ids[sample.dataset][sample.prompt_index]
         if isinstance(token_ids, str):
             raise PromptRefused(token_ids)
         assert sample.seed is not None, "given when the sample was planned"
         clock = self._clocks[sample.dataset]
         clock.begin()
-        generation = await self._generator.generate(token_ids, sample.seed)
+        generation = await generator.generate(token_ids, sample.seed)
         clock.end()
         sample.output_token_ids = generation.token_ids
         sample.output = self._prompts.tokenizer.decode(generation.token_ids)
@@ -146,22 +143,27 @@ class _Asker:
 
 
 async def _in_parallel(
-    fill: Callable[[Sample], Awaitable[None]], samples: Iterator[Sample], concurrency: int
+    asking: Callable[[], AbstractAsyncContextManager[Generator]],
+    fill: Callable[[Sample, Generator], Awaitable[None]],
+    samples: Sequence[Sample],
+    concurrency: int,
 ) -> None:
     """``fill`` each sample, so many at once; the first :class:`EvalSkip` ends them all."""
     skips: list[EvalSkip] = []
+    remaining = iter(samples)
 
     async def work() -> None:
-        for sample in samples:
-            try:
-                await fill(sample)
-            except EvalSkip as skip:
-                skips.append(skip)
-                workers.cancel_scope.cancel()
-                return
+        async with asking() as generator:
+            for sample in remaining:
+                try:
+                    await fill(sample, generator)
+                except EvalSkip as skip:
+                    skips.append(skip)
+                    workers.cancel_scope.cancel()
+                    return
 
     async with anyio.create_task_group() as workers:
-        for _ in range(concurrency):
+        for _ in range(min(concurrency, len(samples))):
             workers.start_soon(work)
     if skips:
         raise skips[0]

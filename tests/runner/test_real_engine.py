@@ -1,0 +1,269 @@
+"""The same requests as in `test_generate.py` and `test_stock.py`, to a real vLLM engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from tests.runner.conftest import write_tokenizer
+from tests.runner.engine_double import answer
+from vime.eval.actor import ProcessActor
+from vime.eval.config import EvalConfig
+from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
+from vime.eval.process import KeptProcess, spawn
+from vime.eval.runner import generate
+from vime.eval.runner.runner import RunnerEvaluator
+from vime.eval.runner.stock import StockEvaluation
+from vime.rollout.checkpoint_eval import EvalSkip
+
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(300)]
+
+VERSION = "run:1:aaaaaaaaaaaa"
+POINT = EvalPoint(1)
+
+
+@dataclass
+class Engine:
+    process: KeptProcess
+    base_url: str
+    model_dir: Path
+
+    @property
+    def proof(self) -> PinProof:
+        return PinProof(self.base_url, "m", VERSION, api_key="secret")
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(1, self.model_dir, VERSION, "a" * 64, owned=True)
+
+    async def label(self, version: str) -> None:
+        async with httpx.AsyncClient(base_url=self.base_url) as client:
+            body = {"new_version": version}
+            (await client.post("/update_weight_version", json=body)).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(
+    anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Engine]:
+    directory = tmp_path_factory.mktemp("engine")
+    write_model(directory / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(directory / "model"), "--served-model-name", "m"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256"]
+    command += ["--enforce-eager", "--enable-scale-out"]
+    env = os.environ | {
+        "VLLM_API_KEY": "secret",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    process = await spawn(command, name="engine", env=env, log_path=directory / "engine.log")
+    async with process:
+        engine = Engine(process, f"http://127.0.0.1:{port}", directory / "model")
+        await healthy(engine)
+        await engine.label(VERSION)
+        yield engine
+
+
+async def healthy(engine: Engine) -> None:
+    with anyio.fail_after(200):
+        async with httpx.AsyncClient(base_url=engine.base_url) as client:
+            while not engine.process.has_ended():
+                try:
+                    if (await client.get("/health")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass  # it does not listen yet
+                await anyio.sleep(0.2)
+    pytest.fail(f"the engine did not start:\n{engine.process.log_tail()}")
+
+
+def write_model(directory: Path) -> None:
+    """A 2-layer Llama of hidden size 64 over the byte-level tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    write_tokenizer(directory)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EvalConfig:
+    path = tmp_path / "toy.jsonl"
+    rows: list[dict[str, Any]] = [{"input": f"{i} + {i} =", "label": 2 * i} for i in range(8)]
+    rows.append({"input": [{"role": "user", "content": "hello"}], "label": "hello"})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return EvalConfig(prompt_data=(("toy", path),), max_response_len=16, concurrency=4)
+
+
+def runner_of(config: EvalConfig, run_dir: Path) -> ProcessActor:
+    return ProcessActor(
+        "vime.eval.runner.runner:make_runner",
+        (config, Namespace(), run_dir),
+        name="eval_runner",
+        log_path=run_dir / "runner.log",
+    )
+
+
+def rows_of(output: EvalOutput) -> list[dict[str, Any]]:
+    assert output.samples_path is not None
+    return [json.loads(line) for line in output.samples_path.read_bytes().splitlines()]
+
+
+async def test_greedy_samples_are_the_same_twice_and_carry_the_version_of_their_weights(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    async with runner_of(config, tmp_path) as actor:
+        evaluator = RunnerEvaluator(actor, 120.0)
+        outputs = [
+            await evaluator.evaluate(EvalPoint(step), engine.snapshot, engine.proof)
+            for step in (1, 2)
+        ]
+    first, second = map(rows_of, outputs)
+    assert first == second
+    assert {row["weight_version"] for row in first} == {VERSION}
+    assert all(1 <= len(row["output_token_ids"]) <= 16 for row in first)
+    assert {row["finish_reason"] for row in first} <= {"stop", "length"}
+    assert len({tuple(row["output_token_ids"]) for row in first}) > 1
+    metrics = outputs[0].metrics
+    assert metrics["eval/toy/failed_ratio"] == 0.0
+    assert metrics["eval/toy/weight_version/mixed_ratio"] == 0.0
+    assert 0 < metrics["eval/toy/response_len/mean"] <= 16
+    assert metrics["eval/toy/tokens_per_second"] > 0
+
+
+async def test_sampled_answers_differ_by_their_seed_and_repeat_with_it(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    # One at a time: in another batch the rounding is another, and a draw may fall elsewhere.
+    sampled = replace(config, temperature=1.0, n_samples_per_prompt=3, concurrency=1)
+    rows = []
+    for run in ("a", "b"):
+        stock = StockEvaluation(sampled, tmp_path / run)
+        rows.append(rows_of(await stock.evaluate(POINT, engine.snapshot, engine.proof)))
+    assert rows[0] == rows[1]
+    one_prompt = [tuple(r["output_token_ids"]) for r in rows[0] if r["prompt_index"] == 0]
+    assert len(set(one_prompt)) == 3
+
+
+async def test_an_engine_with_another_version_gives_no_score(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    await engine.label("default")
+    try:
+        with pytest.raises(EvalSkip) as caught:
+            await StockEvaluation(config, tmp_path).evaluate(POINT, engine.snapshot, engine.proof)
+    finally:
+        await engine.label(VERSION)
+    assert caught.value.reason == "version_mixed"
+    assert "generated by weights 'default'" in caught.value.detail
+
+
+async def test_a_prompt_that_is_too_long_fails_alone_and_is_named(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    (_, path), *_ = config.prompt_data
+    with path.open("a") as file:
+        file.write("\n" + json.dumps({"input": "x" * 300, "label": ""}))
+    output = await StockEvaluation(config, tmp_path).evaluate(POINT, engine.snapshot, engine.proof)
+    assert output.metrics["eval/toy/failed_ratio"] == pytest.approx(0.1)
+    (failure,) = output.detail["failures"]
+    assert failure.startswith("toy prompt 9 sample 0: HTTP 400: The decoder prompt (length 300)")
+
+
+async def test_a_wrong_key_is_named(engine: Engine, config: EvalConfig, tmp_path: Path) -> None:
+    with pytest.raises(EvalSkip, match=r"unhealthy: .*HTTP 401: Unauthorized"):
+        await StockEvaluation(config, tmp_path).evaluate(
+            POINT, engine.snapshot, replace(engine.proof, api_key="wrong")
+        )
+
+
+async def test_the_double_answers_in_the_form_of_the_engine(engine: Engine) -> None:
+    body = {
+        "model": "m",
+        "token_ids": [1, 2, 3],
+        "sampling_params": {"n": 1, "temperature": 0.0, "top_p": 1.0, "max_tokens": 4, "seed": 1},
+    }
+    headers = {"Authorization": "Bearer secret"}
+    async with httpx.AsyncClient(base_url=engine.base_url, headers=headers) as client:
+        real = (await client.post(generate.GENERATE_PATH, json=body)).json()
+        refused = (await client.post(generate.GENERATE_PATH, json={**body, "token_ids": []})).json()
+    double = answer(real["choices"][0]["token_ids"], VERSION, "length")
+    assert double.keys() <= real.keys()
+    assert double["choices"][0].items() <= real["choices"][0].items()
+    assert isinstance(refused["error"]["message"], str)
+
+
+async def test_an_engine_that_dies_under_an_evaluation_makes_it_unhealthy(
+    engine: Engine,
+    config: EvalConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last one: the engine does not come back."""
+    monkeypatch.setattr(generate, "MAX_ATTEMPTS", 3)
+    caught: list[EvalSkip] = []
+    endless = replace(config, max_response_len=200, n_samples_per_prompt=500)
+
+    async def evaluate() -> None:
+        with pytest.raises(EvalSkip) as skip:
+            await StockEvaluation(endless, tmp_path).evaluate(POINT, engine.snapshot, engine.proof)
+        caught.append(skip.value)
+
+    with anyio.fail_after(100):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(evaluate)
+            await answering(engine)
+            await engine.process.end()
+    assert caught[0].reason == "unhealthy"
+    assert "3 attempts failed, the last one with: Connect" in caught[0].detail
+
+
+async def answering(engine: Engine) -> None:
+    """Wait until the engine has requests in hand."""
+    async with httpx.AsyncClient(base_url=engine.base_url) as client:
+        while True:
+            text = (await client.get("/metrics")).text
+            running = [
+                float(line.rsplit(" ", 1)[1])
+                for line in text.splitlines()
+                if line.startswith("vllm:num_requests_running")
+            ]
+            if sum(running) > 0:
+                return
+            await anyio.sleep(0.02)
