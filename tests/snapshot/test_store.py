@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 from blockbuster import blockbuster_ctx
 
@@ -17,6 +18,7 @@ from tests.snapshot.captures import CopiedCapture, Shop
 from tests.snapshots import make_model, make_tokenizer, write_checkpoint
 from vime.eval.contracts import Snapshot
 from vime.eval.snapshot.export import TransformersExporter, as_exporter
+from vime.eval.snapshot.handoff import Handoff
 from vime.eval.snapshot.manifest import FILE, Manifest
 from vime.eval.snapshot.verify import verify
 from vime.eval.snapshot.weights import SINGLE
@@ -328,6 +330,57 @@ async def test_a_seal_cancelled_around_its_rename_leaves_nothing(
     assert shop.life("step_5") == ["write", *expected]
 
 
+async def test_a_seal_cancelled_just_when_its_writer_has_finished_leaves_nothing(
+    shop: Shop, capture: CopiedCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Handoff.finish
+    with anyio.CancelScope() as scope:
+
+        def finish_and_cancel(handoff: Handoff) -> None:
+            finish(handoff)
+            anyio.from_thread.run_sync(scope.cancel)
+
+        monkeypatch.setattr(Handoff, "finish", finish_and_cancel)
+        await shop.store.seal(shop.store.begin(5), capture)
+    assert scope.cancelled_caught
+    await shop.settle()
+    assert shop.visible() == shop.drafts() == []
+    assert capture.num_released == 1
+    assert shop.life("step_5") == ["write", "abandon"]
+
+
+async def test_a_write_waits_until_the_room_that_is_being_freed_is_free(
+    shop: Shop, capture: CopiedCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor = shop.store._janitor
+    assert janitor is not None
+    remove, settle = janitor._remove, janitor.settle
+    may_remove, waiting = threading.Event(), threading.Event()
+
+    def gated_remove(path: Path) -> None:
+        assert may_remove.wait(60)
+        remove(path)
+
+    def noticed_settle(timeout_s: float) -> bool:
+        waiting.set()
+        return settle(timeout_s)
+
+    monkeypatch.setattr(janitor, "_remove", gated_remove)
+    monkeypatch.setattr(janitor, "settle", noticed_settle)
+    shop.store.discard(shop.store.begin(1), "export_failed")
+    draft = shop.store.begin(2)
+    capture.gated = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shop.store.seal, draft, capture)
+        await anyio.to_thread.run_sync(waiting.wait, 60)
+        assert not capture.started.is_set()
+        may_remove.set()
+        await capture.has_started()
+        assert shop.drafts() == [draft.directory.name]
+        capture.resume.set()
+    assert shop.visible() == ["step_2"]
+
+
 async def test_closing_while_a_write_hangs_leaves_nothing(
     checkpoints: Path, capture: CopiedCapture, tmp_path: Path
 ) -> None:
@@ -574,6 +627,17 @@ async def test_a_given_checkpoint_is_verified_and_never_touched(
     await shop.settle()
     assert shop.life("hf:0") == ["adopt", "verify", "lease", "leave", "release"]
     assert fingerprint(checkpoints / "base") == before
+
+
+async def test_a_given_checkpoint_is_let_go_by_its_last_reader(
+    shop: Shop, checkpoints: Path
+) -> None:
+    snapshot = await shop.store.adopt(0, checkpoints / "base")
+    with shop.store.lease(snapshot):
+        with shop.store.lease(snapshot):
+            pass
+        assert shop.life("hf:0")[-1] == "leave"
+    assert shop.life("hf:0")[-1] == "release"
 
 
 async def test_a_given_checkpoint_and_an_export_of_one_step_never_look_alike(
