@@ -164,7 +164,8 @@ def print_summary(
             (f"{summary['stall_share']:.2%}", "bold"),
             f" of its wall time: {duration(stall_s * 1e9)} of {duration(summary['wall_s'] * 1e9)}"
             f" ({summary['train_steps']} steps).",
-        )
+        ),
+        soft_wrap=True,
     )
     console.print(Text(f"summary  {Path(run_dir) / SUMMARY}"), soft_wrap=True)
     console.print(Text(f"curve    {Path(run_dir) / CURVE}"), soft_wrap=True)
