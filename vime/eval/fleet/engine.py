@@ -238,6 +238,7 @@ class Engine:
         try:
             await self._end()
         except TimeoutError as error:
+            self._close_port()
             self._fire("stop", reason="unkillable", detail={"error": str(error)})
         else:
             self._fire("stop")
@@ -353,6 +354,9 @@ class Engine:
             except TimeoutError:
                 self._process = process
                 raise
+        self._close_port()
+
+    def _close_port(self) -> None:
         if self._port is not None:
             self._port.close()
             self._port = None
