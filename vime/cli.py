@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except OSError as error:  # the output cannot be written: a full disk, say
         _discard_output()
-        return _complain(f"{error.filename or 'the output'}: {error.strerror or error}")
+        return _complain(f"the output: {error.strerror or error}")
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vime.fsm.check_rule import Context, Rule, Run, Violation, run_of
 from vime.fsm.record import Record
 from vime.fsm.replay import Replay
-from vime.fsm.text import count
+from vime.fsm.text import clean, count
 
 
 class OrderRule(Rule):
@@ -30,8 +30,8 @@ class OrderRule(Rule):
         self._last[run] = record
         missing = self._replay.missing_before(record)
         if missing and last is not None:  # a trace without its beginning is no fault by itself
-            lack = f"{count(missing, 'record')} of node {record.node} missing before this one"
-            found.append(self.broken(lack, last, record))
+            lack = f"{count(missing, 'record')} of node {clean(record.node, 40)} missing before"
+            found.append(self.broken(f"{lack} this one", last, record))
         divergence = self._replay.step(record)
         if divergence is not None:
             found.append(self.broken(str(divergence), record))

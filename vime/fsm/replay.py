@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vime.fsm.lives import Key, begins_anew, key_of
 from vime.fsm.record import Record
 from vime.fsm.tables import NEW, TABLES
-from vime.fsm.text import count
+from vime.fsm.text import clean, count
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Divergence:
             f"{self.field} should be {self.expected}, and the record says {self.found}"
         )
         gap = f"; {count(self.missing, 'record')} of this node are missing right before it"
-        return text + gap if self.missing else text
+        return clean(text + gap if self.missing else text)
 
 
 @dataclass(slots=True)

@@ -133,12 +133,20 @@ def output(path: str | None) -> Iterator[TextIO]:
     """The file at ``path``, replaced once all is written, or standard output.
 
     Raises:
-        OSError: it cannot be written.
+        UsageError: it cannot be written.
     """
     if path is None:
         yield sys.stdout
         return
-    target = Path(path)
+    try:
+        with _written(Path(path)) as file:
+            yield file
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[TextIO]:
     if target.exists() and not target.is_file():  # a pipe, /dev/stdout
         with target.open("w", encoding="utf-8") as file:
             yield file

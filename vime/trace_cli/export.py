@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     with common.output(args.output) as file:
         for piece in _pieces(args.format, trace, common.filter_of(args)):
             file.write(piece)
-    common.tell_problems(trace)
+        common.tell_problems(trace)  # here: a file without a record leaves no output behind
     if args.json:
         facts = {"format": args.format, "output": args.output, "records": trace.num_records}
         common.write_json(facts)

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
             if asked.wants(record, clock.at(record), clock):
                 fields = {name: getattr(record, name) for name in FIELDS}
                 file.write(encode(fields).decode() + "\n")
-    for trace in traces:
-        common.tell_problems(trace)
+        for trace in traces:
+            common.tell_problems(trace)
     if merged.num_broken:
         text = f"{count(merged.num_broken, 'record')} came without the cause that they name"
         sys.stderr.write(f"vime: {text}\n")
