@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from vime.eval.config import ConfigError, EvalConfig
-from vime.eval.contracts import Evaluator, Exporter
+from vime.eval.contracts import Evaluator, Exporter, Tracker
 from vime.eval.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.fsm.trace import Trace
 
@@ -79,7 +79,12 @@ def assemble(
     run_dir = (config.run_dir or Path("runs") / run_id).absolute()
     trace_path = _new_run_dir(run_dir)
     trace = Trace(trace_path, run_id)
-    sinks = [JsonLinesTracker(run_dir / "metrics.jsonl"), *map(as_tracker, trackers)]
+    sinks: list[Tracker] = [JsonLinesTracker(run_dir / "metrics.jsonl")]
+    try:
+        sinks += [as_tracker(tracker, run_dir) for tracker in trackers]
+    except ValueError as error:
+        trace.close()
+        raise ConfigError([str(error)]) from error
     parts = Parts(config, run_dir, trace, Trackers(sinks))
     try:
         if config.uses_snapshots:
@@ -107,9 +112,11 @@ def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
 def _check_machine(config: EvalConfig) -> None:
     from vime.eval.fleet.settings import FleetSettings, preflight
     from vime.eval.runner.datasets import check_datasets
+    from vime.eval.runner.rewards import load_reward
 
     try:
         check_datasets(config)
+        load_reward(config)
         preflight(FleetSettings.from_config(config, Path()))
     except ConfigError:
         raise

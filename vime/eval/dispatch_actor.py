@@ -52,7 +52,9 @@ from vime.eval.point_life import PointLife
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
-_GRACE_S = 5.0
+#: Fleet and evaluator keep their own deadlines. The dispatcher's come so many seconds later,
+#: for one that does not: its process may have to be ended without a last word.
+_GRACE_S = 30.0
 
 
 class Draft(Protocol):
@@ -315,11 +317,10 @@ class DispatchActor(Actor):
     def _patience(self, own_s: float) -> float:
         """Seconds to wait for a turn and ``own_s`` more.
 
-        Every point ahead may use up its own deadlines first. A fleet keeps the deadline of its
-        pin itself; this one is for a fleet that does not, and comes a little later.
+        Every point ahead may use up its own deadlines first.
         """
         ahead = sum(a.life.state in ("pinning", "running") for a in self._pending.values())
-        each = self._config.pin_timeout_s + self._config.eval_timeout_s + _GRACE_S
+        each = self._config.pin_timeout_s + self._config.eval_timeout_s + 2 * _GRACE_S
         return ahead * each + own_s + _GRACE_S
 
     async def _run(self, life: PointLife, snapshot: Snapshot, proof: PinProof | None) -> EvalOutput:
@@ -330,7 +331,7 @@ class DispatchActor(Actor):
             cause_seq=None if proof is None else proof.cause_seq,
             detail=None if proof is None else {"engines": [e.engine for e in proof.engines]},
         )
-        with skip_after(self._config.eval_timeout_s, "timeout_eval", "the evaluation"):
+        with skip_after(self._config.eval_timeout_s + _GRACE_S, "timeout_eval", "the evaluation"):
             return await self._evaluator.evaluate(life.point, snapshot, proof)
 
     # -- ends --------------------------------------------------------------------------------
