@@ -3,7 +3,7 @@
 A script of its own, started by its path with ``python -I -S`` so that it is up in some tens of
 milliseconds: it imports the standard library only. :mod:`vime.eval.process` starts it::
 
-    keeper.py CONTROL_FD OWNER_PID COMMAND [ARGUMENT ...]
+    keeper.py CONTROL_FD OWNER_PID SCRATCH COMMAND [ARGUMENT ...]
 
 ``CONTROL_FD`` is one end of a socket pair whose other end the owner alone holds. The keeper
 writes ``pid N`` (the child runs) or ``error ERRNO`` (it could not be started), and, when nothing
@@ -15,6 +15,11 @@ through a pidfd, because a forked relative of the owner may hold a copy of the s
 it is signalled itself. As the *subreaper* of its tree it inherits every orphan below it,
 daemons with a session of their own included, so that the tree has ended exactly when the keeper
 has no child left. See prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
+
+What a process leaves behind beside itself goes too. ``SCRATCH``, unless it is ``-``, is made with
+mode 0700 for the tree's temporary files, and removed after its end. Shared memory and semaphores
+are removed by Python's own resource trackers, processes of the tree that notice the death of all
+the others and then end by themselves: they are killed last.
 """
 
 from __future__ import annotations
@@ -33,6 +38,9 @@ from typing import NamedTuple, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+
+#: How long a resource tracker may clean up; it takes milliseconds.
+TRACKER_GRACE_S = 1.0
 
 #: Whatever else would end the keeper at once and leave its tree to nobody.
 END_SIGNALS = (
@@ -107,12 +115,29 @@ def kill(process: Process) -> None:
         os.close(pidfd)
 
 
+def is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker of Python's multiprocessing, or of its kin loky."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 -- as above
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with everything in it; what cannot be removed stays."""
+    import shutil  # slow to import, and needed once, at the end
+
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 class Keeper:
     """Keeps one child. Nothing unblocks it but its owner, the child, and signals."""
 
-    def __init__(self, control: socket.socket, owner: int) -> None:
+    def __init__(self, control: socket.socket, owner: int, scratch: str | None) -> None:
         self.control = control
         self.owner = owner
+        self.scratch = scratch
         self.child = 0
         self.status: int | None = None
         self.deadline: float | None = None
@@ -129,12 +154,14 @@ class Keeper:
         error = self._start(argv)
         if error:
             os.waitpid(self.child, 0)
+            self._remove_scratch()
             self._report(f"error {error}\n")
             return 127
         self._report(f"pid {self.child}\n")
         self._let_go_of_stdio()
         self._keep(watched, wake)
         self._end_tree(wake)
+        self._remove_scratch()
         assert self.status is not None, "the child was among those that were reaped"
         self._report(f"exit {self.status}\n")
         return self.status if self.status >= 0 else 128 - self.status
@@ -170,6 +197,8 @@ class Keeper:
 
     def _start(self, argv: list[str]) -> int:
         """Fork and execute; returns 0, or the errno of what failed."""
+        if self.scratch is not None:
+            os.mkdir(self.scratch, 0o700)  # noqa: PTH102 -- pathlib is slow to import
         failed, failing = os.pipe()  # closed by a successful exec, and not inherited
         keeper = os.getpid()
         self.child = os.fork()
@@ -247,18 +276,24 @@ class Keeper:
     def _end_tree(self, wake: int) -> None:
         """Kill until no child is left; a process in an uninterruptible wait is waited for."""
         pause_ms = 2.0
+        spare_until = time.monotonic() + TRACKER_GRACE_S
         waiting = select.poll()
         waiting.register(wake, select.POLLIN)
         while True:
             table = processes()
+            sparing = time.monotonic() < spare_until
             for pid in with_descendants({os.getpid()}, table) - {os.getpid()}:
-                if table[pid].state != "Z":
+                if table[pid].state != "Z" and not (sparing and is_tracker(pid)):
                     kill(table[pid])
             if self._reap():
                 return
             waiting.poll(pause_ms)
             drain(wake)
             pause_ms = min(pause_ms * 1.5, 1000.0)
+
+    def _remove_scratch(self) -> None:
+        if self.scratch is not None:
+            remove_tree(self.scratch)
 
     def _report(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the owner is gone, and its wish to know with it
@@ -278,7 +313,8 @@ def main(argv: list[str]) -> int:
     """Run as a script; see the module's docstring."""
     control = socket.socket(fileno=int(argv[1]))
     control.set_inheritable(False)
-    return Keeper(control, int(argv[2])).run(argv[3:])
+    scratch = None if argv[3] == "-" else argv[3]
+    return Keeper(control, int(argv[2]), scratch).run(argv[4:])
 
 
 if __name__ == "__main__":

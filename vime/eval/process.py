@@ -9,6 +9,8 @@ the child. Whichever of the three dies, by ``kill -9`` too, nothing of the child
   :meth:`KeptProcess.wait` or :meth:`KeptProcess.end`, kills the rest. It knows them by their
   session, by a marker in their environment, and by their parents.
 
+Nor is anything left of its temporary files, shared memory and semaphores.
+
 Linux only.
 """
 
@@ -19,6 +21,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +59,7 @@ class _Launched:
     control: socket.socket
     marker: str
     log_start: int
+    scratch: Path | None
     stdin: int | None
     stdout: int | None
 
@@ -85,6 +89,8 @@ class KeptProcess:
         self._control = launched.control
         self._marker = launched.marker
         self._log_start = launched.log_start
+        self._scratch = launched.scratch
+        self._spare_until: float | None = None
         self._reported: int | None = None
         self._heard = b""
         self._hearing = anyio.Lock()
@@ -208,7 +214,12 @@ class KeptProcess:
             return  # the keeper has gone: wait() sees it, and sweeps
 
     def _sweep(self) -> list[int]:
-        """Kill whatever is marked as of this tree; returns the pids that were still alive."""
+        """Kill whatever is marked as of this tree; returns the pids that were still alive.
+
+        Resource trackers are spared for a moment: they clean up behind the others.
+        """
+        now = time.monotonic()
+        self._spare_until = self._spare_until or now + keeper.TRACKER_GRACE_S
         table = keeper.processes()
         # The keeper is not reaped yet, so nobody else can have its pid as a session's id.
         ours = {
@@ -222,7 +233,8 @@ class KeptProcess:
             if table[pid].state != "Z"
         ]
         for pid in alive:
-            keeper.kill(table[pid])
+            if now > self._spare_until or not keeper.is_tracker(pid):
+                keeper.kill(table[pid])
         return alive
 
     def _bury(self) -> int:
@@ -237,6 +249,8 @@ class KeptProcess:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"{self.name}: its keeper does not exit") from error
         self._control.close()
+        if self._reported is None and self._scratch is not None:
+            keeper.remove_tree(str(self._scratch))
         # Without a report the keeper was killed, and the child was killed with it.
         return -9 if self._reported is None else self._reported
 
@@ -249,6 +263,7 @@ async def spawn(
     log_path: Path,
     piped: bool = False,
     cwd: Path | None = None,
+    scratch: bool = False,
 ) -> KeptProcess:
     """Start a child which never outlives this process; a Ctrl-C in the terminal misses it.
 
@@ -262,6 +277,8 @@ async def spawn(
             standard output and error; with ``piped`` standard error only.
         piped: make ``stdin`` and ``stdout`` byte streams; else they are ``/dev/null`` and the log.
         cwd: its working directory.
+        scratch: its ``TMPDIR`` is a new private directory, which is removed after its end. Its
+            name is short: sockets in it may have names of up to 60 characters.
 
     Raises:
         OSError: the command cannot be executed (``FileNotFoundError``, ``PermissionError`` …),
@@ -269,7 +286,7 @@ async def spawn(
         TimeoutError: the child was not there after 30 s.
     """
     process = KeptProcess(
-        name, log_path, await _in_thread(lambda: _launch(argv, env, log_path, piped, cwd))
+        name, log_path, await _in_thread(lambda: _launch(argv, env, log_path, piped, cwd, scratch))
     )
     try:
         with anyio.fail_after(_START_TIMEOUT_S):
@@ -286,15 +303,20 @@ def _launch(
     log_path: Path,
     piped: bool,
     cwd: Path | None,
+    scratch: bool,
 ) -> _Launched:
     """Start the keeper; every file descriptor is closed again when that fails."""
     marker = uuid.uuid4().hex
     environment = _marked(os.environ if env is None else env, marker)
+    directory = Path(tempfile.gettempdir(), f"vime-{marker[:12]}") if scratch else None
+    if directory is not None:
+        environment["TMPDIR"] = str(directory)
     log, log_start = _open_log(log_path)
     mine, its = socket.socketpair()
     mine.setblocking(False)
     stdin, stdout = (subprocess.PIPE, subprocess.PIPE) if piped else (subprocess.DEVNULL, log)
     command = [sys.executable, "-I", "-S", keeper.__file__, str(its.fileno()), str(os.getpid())]
+    command += [str(directory or "-")]
     try:
         process = subprocess.Popen(
             [*command, *argv],
@@ -315,7 +337,7 @@ def _launch(
         os.close(log)
     ends = [_detach(stream) for stream in (process.stdin, process.stdout)]
     process.stdin = process.stdout = None
-    return _Launched(process, mine, marker, log_start, *ends)
+    return _Launched(process, mine, marker, log_start, directory, *ends)
 
 
 def _detach(stream: object) -> int | None:
