@@ -14,6 +14,9 @@ import orjson
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+_BATCH_PARTS = 512
+_BATCH_BYTES = 256 << 20
+
 
 def open_regular(path: Path, *, follow_link: bool = True) -> FileIO:
     """Open a regular file for reading; a pipe or a device in its place is refused, not waited for.
@@ -140,19 +143,30 @@ def write_new(path: Path, parts: Iterable[ReadableBuffer]) -> None:
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with FileIO(fd, "w"):
+        batch: list[memoryview] = []
+        num_bytes = 0
         for part in parts:
-            _write_whole(fd, part)
+            view = memoryview(part)
+            if not view.nbytes:
+                continue
+            batch.append(view.cast("B"))
+            num_bytes += view.nbytes
+            if len(batch) == _BATCH_PARTS or num_bytes >= _BATCH_BYTES:
+                _write_batch(fd, batch)
+                batch, num_bytes = [], 0
+        _write_batch(fd, batch)
 
 
-def _write_whole(fd: int, part: ReadableBuffer) -> None:
-    with memoryview(part) as view:
-        if not view.nbytes:
-            return
-        with view.cast("B") as left:
-            position = 0
-            while position < len(left):
-                with left[position:] as rest:
-                    position += os.write(fd, rest)
+def _write_batch(fd: int, views: list[memoryview]) -> None:
+    """Many small tensors in one call: each call waits for the interpreter lock when it is done."""
+    first = 0
+    while first < len(views):
+        count = os.writev(fd, views[first:])
+        while first < len(views) and count >= views[first].nbytes:
+            count -= views[first].nbytes
+            first += 1
+        if count:
+            views[first] = views[first][count:]
 
 
 def flush(directory: Path) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from blake3 import blake3
@@ -224,9 +224,9 @@ def digest_tensors(directory: Path, infos: Mapping[str, TensorInfo]) -> dict[str
     digests: dict[str, str] = {}
     with mmap.mmap(-1, _CHUNK_BYTES) as buffer:
         for file_name, spans in sorted(by_file.items()):
-            with open_regular(directory / file_name) as file:
+            with _Pages(directory / file_name, buffer) as pages:
                 for start, end, name in sorted(spans):
-                    digests[name] = _digest_span(file.fileno(), start, end, buffer, file_name)
+                    digests[name] = pages.digest(start, end)
     return {
         name: ManifestTensor(info.dtype, info.shape, digests[name], info.file)
         for name, info in sorted(infos.items())
@@ -234,23 +234,44 @@ def digest_tensors(directory: Path, infos: Mapping[str, TensorInfo]) -> dict[str
 
 
 def _digest_of(path: Path) -> str:
-    with open_regular(path) as file, mmap.mmap(-1, _CHUNK_BYTES) as buffer:
-        size = os.fstat(file.fileno()).st_size
-        return _digest_span(file.fileno(), 0, size, buffer, path.name)
+    with mmap.mmap(-1, _CHUNK_BYTES) as buffer, _Pages(path, buffer) as pages:
+        return pages.digest(0, pages.size)
 
 
-def _digest_span(fd: int, start: int, end: int, buffer: mmap.mmap, name: str) -> str:
-    hasher = blake3()
-    position = start
-    with memoryview(buffer) as view:
-        while position < end:
-            with view[: min(len(view), end - position)] as chunk:
-                count = os.preadv(fd, [chunk], position)
-                if not count:
-                    raise ValueError(f"{name}: it became shorter while it was read")
-                hasher.update(chunk[:count])
-            position += count
-    return hasher.hexdigest()
+class _Pages:
+    """A file that is read in large pieces, each of which may hold many small tensors."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self._file = open_regular(path)
+        self._name = path.name
+        self._view = memoryview(buffer)
+        self._start = self._end = 0
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def digest(self, start: int, end: int) -> str:
+        """Hexadecimal BLAKE3 of the bytes from ``start`` to ``end``."""
+        hasher = blake3()
+        while start < end:
+            if not self._start <= start < self._end:
+                self._load(start)
+            stop = min(end, self._end)
+            with self._view[start - self._start : stop - self._start] as piece:
+                hasher.update(piece)
+            start = stop
+        return hasher.hexdigest()
+
+    def _load(self, position: int) -> None:
+        count = os.preadv(self._file.fileno(), [self._view], position)
+        if not count:
+            raise ValueError(f"{self._name}: it became shorter while it was read")
+        self._start, self._end = position, position + count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view.release()
+        self._file.close()
 
 
 def check_run_id(run_id: object) -> str:
