@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vime.eval.flags import BY_DEST, FLAGS, Flag
 
 
@@ -70,12 +68,17 @@ class EvalConfig:
         Raises:
             ConfigError: naming every wrong flag with its value and the remedy.
         """
+        from vime.eval.layout import eval_group
+
         validate_eval_args(args)
         get = _getter(args)
         pairs = get("eval_prompt_data") or []
+        group = eval_group(args)
         return cls(
             num_gpus=get("eval_num_gpus"),
-            num_gpus_per_engine=get("eval_num_gpus_per_engine"),
+            num_gpus_per_engine=(
+                get("eval_num_gpus_per_engine") if group is None else group.num_gpus_per_engine
+            ),
             hf_dir=_path(get("eval_hf_dir")),
             max_in_flight=get("eval_max_in_flight"),
             overflow_policy=get("eval_overflow_policy"),
@@ -104,11 +107,7 @@ class EvalConfig:
             hf_checkpoint=_path(get("hf_checkpoint")),
             ci_test=get("ci_test"),
             run_dir=_path(get("eval_run_dir")),
-            vllm={
-                flag.dest.removeprefix("eval_vllm_"): get(flag.dest)
-                for flag in FLAGS
-                if flag.dest.startswith("eval_vllm_") and get(flag.dest) not in (None, False)
-            },
+            vllm={} if group is None else dict(group.settings),
             uses_snapshots=args.eval_uses_snapshots,
         )
 
@@ -191,7 +190,8 @@ def _fleet_problems(args: argparse.Namespace) -> list[str]:
     if not gpus:
         return []
     problems = []
-    if gpus % per_engine:
+    sized = get("vllm_config") or gpus % per_engine == 0  # with a YAML, the sizes are its own
+    if not sized:
         problems.append(
             f"--eval-num-gpus {gpus} is no multiple of --eval-num-gpus-per-engine {per_engine}: "
             "every engine needs its full tensor-parallel size"
@@ -216,29 +216,19 @@ def _fleet_problems(args: argparse.Namespace) -> list[str]:
             f"--hf-checkpoint {get('hf_checkpoint')}: no config.json there; expected a Hugging "
             "Face checkpoint directory"
         )
-    if get("vllm_config"):
-        problems += _vllm_config_problems(Path(get("vllm_config")), gpus)
+    if sized:
+        problems += _layout_problems(args)
     return problems
 
 
-def _vllm_config_problems(path: Path, gpus: int) -> list[str]:
-    """The YAML must define exactly one model named ``eval`` that covers ``gpus`` GPUs."""
+def _layout_problems(args: argparse.Namespace) -> list[str]:
+    """What is wrong with the engines' settings, and with the YAML's models where there is one."""
+    from vime.eval.layout import eval_group
+
     try:
-        models = (yaml.safe_load(path.read_text()) or {}).get("vllm", [])
-        evals = [m for m in models if m.get("name") == "eval"]
-        covered = sum(g.get("num_gpus", 0) for m in evals for g in m.get("server_groups", []))
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
-        return [f"--vllm-config {path}: cannot be read as a layout of models: {error}"]
-    if len(evals) != 1:
-        return [
-            f"--vllm-config {path}: {len(evals)} models are named 'eval'; with --eval-num-gpus "
-            f"{gpus} exactly one must be"
-        ]
-    if covered != gpus:
-        return [
-            f"--vllm-config {path}: the model 'eval' covers {covered} GPUs, and "
-            f"--eval-num-gpus is {gpus}; make them equal"
-        ]
+        eval_group(args)
+    except ConfigError as error:
+        return error.problems
     return []
 
 

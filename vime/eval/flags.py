@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vime.eval.engine_settings import mirror_engine_flags
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -16,7 +18,8 @@ class Flag:
         name: with its dashes.
         default: what it is when absent.
         help: one sentence; units in it.
-        parse: makes the value of one word; ``bool`` means a switch that takes no word.
+        parse: makes the value of one word; ``bool`` means a switch that takes no word; one whose
+            default is ``None`` can also be switched off (``--no-…``).
         many: takes several words.
         choices: the only values that are allowed.
         group: the heading under which the docs and ``--help`` show it.
@@ -74,7 +77,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-vllm-max-model-len", None, "Context length of the eval engines in tokens.", int, group=_WHERE, minimum=1),
     Flag("--eval-vllm-dtype", None, "dtype of the eval engines, as vLLM names it.", group=_WHERE),
     Flag("--eval-vllm-gpu-memory-utilization", None, "Share of each GPU's memory that an eval engine may use.", float, group=_WHERE, minimum=0.01),
-    Flag("--eval-vllm-enforce-eager", False, "Run the eval engines without CUDA graphs.", bool, group=_WHERE),
+    Flag("--eval-vllm-enforce-eager", None, "Run the eval engines without CUDA graphs.", bool, group=_WHERE),
     Flag("--hf-checkpoint", None, "The base checkpoint: engines start from it, and snapshots are checked against it.", group=_FRAME),
     Flag("--save-hf", None, "The framework's own checkpoints; never reused as eval snapshots.", group=_FRAME),
     Flag("--vllm-config", None, "YAML with the engines' layout; must define exactly one model named eval.", group=_FRAME),
@@ -88,7 +91,11 @@ BY_DEST = {flag.dest: flag for flag in FLAGS}
 
 
 def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add every flag to ``parser`` that it does not define already; returns ``parser``."""
+    """Add every flag to ``parser`` that it does not define already; returns ``parser``.
+
+    Call it after the framework has added its own: each ``--vllm-X`` among them gets an
+    ``--eval-vllm-X`` as well.
+    """
     present = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in FLAGS:
@@ -98,7 +105,8 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         groups[flag.group] = group
         text = flag.help.replace("%", "%%")
         if flag.parse is bool:
-            group.add_argument(flag.name, action="store_true", default=flag.default, help=text)
+            switch = "store_true" if flag.default is False else argparse.BooleanOptionalAction
+            group.add_argument(flag.name, action=switch, default=flag.default, help=text)
             continue
         if flag.default not in (None, 0) or flag.minimum == 0:
             text += " (default: %(default)s)"
@@ -111,6 +119,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
             metavar=_metavar(flag),
             help=text,
         )
+    mirror_engine_flags(parser)
     return parser
 
 
