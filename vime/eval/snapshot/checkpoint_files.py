@@ -1,7 +1,8 @@
 """Writes a model's weights as safetensors files, straight from host memory.
 
-The safetensors library holds the interpreter lock while it writes, which would stop training;
-here every tensor goes to the kernel as it lies, and the lock is free meanwhile.
+Every tensor goes to the kernel as it lies, and the interpreter lock is free meanwhile; older
+versions of the safetensors library hold it while they write, which would stop training. A full
+disk is an ``OSError`` here, as everywhere else.
 """
 
 from __future__ import annotations

@@ -94,10 +94,13 @@ class Shelf:
         return True
 
     def close(self) -> None:
-        """Nobody reads any more: all are finished."""
+        """No more readers come: all that is not being read is finished."""
         for entry in list(self._entries.values()):
-            entry.num_readers, entry.was_read = 0, True
-            self._finish(entry)
+            if entry.num_readers:
+                log.warning("%s is still being read, and stays", entry.snapshot.path)
+            else:
+                entry.was_read = True
+                self._finish(entry)
         self._collect()
 
     def _finish(self, entry: _Entry) -> None:
