@@ -1,6 +1,6 @@
 """The ``vime`` command: parses arguments, and turns every failure into one line and a status.
 
-Statuses: 0 fine, 1 the trace shows a fault, 2 bad usage or something unreadable, 130 interrupted.
+Statuses: 0 fine, 1 a fault was found, 2 bad usage or something unreadable, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; ``args.run(args)`` runs what was asked for."""
-    from vime import trace_cli
+    from vime import eval_cli, trace_cli
 
     parser = Parser(
         prog="vime",
         description="Evaluate every checkpoint of an RL post-training run without stopping it.",
-        epilog="Exit status: 0 fine, 1 the trace shows a fault, 2 bad usage or unreadable input.",
+        epilog="Exit status: 0 fine, 1 a fault was found, 2 bad usage or unreadable input.",
     )
     parser.add_argument("--version", action="version", version=f"vime {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     trace_cli.add_commands(
         commands.add_parser("trace", help="look into the trace of a run: show, check, replay, …")
     )
+    eval_cli.add_commands(commands)
     return parser
 
 

@@ -1,0 +1,22 @@
+"""``vime eval …`` and ``vime snapshot …``: evaluation, and a look at checkpoints, without training."""
+
+from __future__ import annotations
+
+
+from vime.eval_cli import snapshot
+
+EPILOG = "Exit status: 0 the checkpoint is whole, 1 it is not, 2 bad usage or unreadable input."
+
+
+def add_commands(commands: Any) -> None:
+    """Add both commands to ``commands``, the subparsers of ``vime``."""
+    parser = commands.add_parser("snapshot", help="look at a checkpoint: verify")
+    inner = parser.add_subparsers(metavar="COMMAND", required=True)
+    snapshot.setup(
+        inner.add_parser(
+            "verify",
+            help="whether a checkpoint is whole, and what is wrong with it",
+            description="Says whether a directory is a whole checkpoint, and what is wrong if not.",
+            epilog=EPILOG,
+        )
+    )
