@@ -1,7 +1,8 @@
-"""``vime eval …`` and ``vime snapshot …``: evaluation, and a look at checkpoints, without training."""
+"""``vime eval`` and ``vime snapshot``: evaluations and checkpoints, without any training."""
 
 from __future__ import annotations
 
+from typing import Any
 
 from vime.eval_cli import snapshot
 
