@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from vime.eval.contracts import EngineProof, Snapshot
-from vime.eval.fleet.control import FIRST_VERSION, Control, EngineFailure, Loaded, Token
+from vime.eval.fleet.control import FIRST_VERSION, Control, EngineFailure, Token
 from vime.eval.fleet.devices import visible_gpus
 from vime.eval.fleet.launch import (
     MakeClient,
@@ -31,6 +31,7 @@ from vime.eval.fleet.launch import (
     engine_argv,
     engine_environment,
 )
+from vime.eval.fleet.pin import load_and_prove, prove_token
 from vime.eval.fleet.ports import PortReservation
 from vime.eval.fleet.settings import FleetSettings
 from vime.fsm.machine import TracedMachine
@@ -281,12 +282,7 @@ class Engine:
 
     async def _prove_token(self, timeout_s: float, weight_version: str) -> Token:
         assert self._control is not None
-        token = await self._control.token(timeout_s)
-        if token.weight_version != weight_version:
-            raise EngineFailure(
-                "stale", f"a token came from {token.weight_version}, expected {weight_version}"
-            )
-        return token
+        return await prove_token(self._control, timeout_s, weight_version)
 
     async def _prove_alive(self) -> None:
         """One token; an engine that is too busy to give it in time must at least give others."""
@@ -304,44 +300,18 @@ class Engine:
 
     async def _pin(self, snapshot: Snapshot, timeout_s: float) -> EngineProof:
         assert self._control is not None
-        control, version = self._control, snapshot.weight_version
-        began = anyio.current_time()
-        await control.pause()
+        await self._control.pause()
         self._told = True
-        ranks = await control.load(str(snapshot.path.absolute()), snapshot.digest, timeout_s)
-        check_loaded(ranks, snapshot, self._settings.num_gpus_per_engine)
-        await control.set_version(version)
-        if (found := await control.version()) != version:
-            raise EngineFailure("stale", f"its weight version is {found}, expected {version}")
-        await control.clear_caches()
-        await control.resume()
-        token = await self._prove_finite(ranks, version)
-        evidence: dict[str, Any] = {
-            "digest": ranks[0].digest,
-            "ranks": len(ranks),
-            "tensors": ranks[0].num_tensors,
-            "bytes": ranks[0].num_bytes,
-            "token": token.id,
-            "logprob": token.logprob,
-            "seconds": round(anyio.current_time() - began, 3),
-        }
+        evidence = await load_and_prove(
+            self._control,
+            snapshot,
+            self._settings.num_gpus_per_engine,
+            timeout_s=timeout_s,
+            call_timeout_s=self._settings.call_timeout_s,
+        )
         self.strikes = 0
         self._fire("serve", detail=evidence)
-        return EngineProof(self.name, version, evidence)
-
-    async def _prove_finite(self, ranks: list[Loaded], version: str) -> Token:
-        """A token that is a number; a NaN that the one token did not touch counts as well."""
-        names = ", ".join(ranks[0].with_nan[:5])
-        blame = f"; NaN in {len(ranks[0].with_nan)} tensors of the snapshot: {names}"
-        try:
-            token = await self._prove_token(self._settings.call_timeout_s, version)
-        except EngineFailure as failure:
-            if failure.kind == "not_finite" and names:
-                raise EngineFailure("not_finite", failure.detail + blame) from failure
-            raise
-        if names:
-            raise EngineFailure("not_finite", f"the token is a number{blame}")
-        return token
+        return EngineProof(self.name, snapshot.weight_version, evidence)
 
     async def _end(self) -> None:
         if self._control is not None:
@@ -400,27 +370,3 @@ class Engine:
             late = EngineFailure("overdue", f"it took longer than {timeout_s:.4g} s to {doing}")
             self.doubt(late)
             raise late
-
-
-def check_loaded(ranks: list[Loaded], snapshot: Snapshot, num_ranks: int) -> None:
-    """Compare what every rank of an engine has loaded with the snapshot.
-
-    Raises:
-        EngineFailure: ``stale``, with what was found and what was expected.
-    """
-    if len(ranks) != num_ranks:
-        raise EngineFailure("stale", f"{len(ranks)} ranks have loaded, expected {num_ranks}")
-    for number, rank in enumerate(ranks):
-        if rank.digest != snapshot.digest:
-            raise EngineFailure(
-                "stale",
-                f"rank {number} read {rank.num_tensors} tensors with the digest {rank.digest}, "
-                f"expected {snapshot.digest} of {snapshot.weight_version}",
-            )
-        if rank.unloaded:
-            names = ", ".join(rank.unloaded[:5])
-            raise EngineFailure(
-                "stale",
-                f"rank {number} kept old weights in {len(rank.unloaded)} parameters: {names}; "
-                f"expected all of {snapshot.weight_version}",
-            )

@@ -35,6 +35,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -101,7 +102,7 @@ class FleetSupervisor:
         settings: FleetSettings,
         trace: Trace,
         *,
-        spawn: Spawn = process.spawn,
+        spawn: Spawn = partial(process.spawn, scratch=True),  # noqa: B008 -- a constant
         make_client: MakeClient = loopback_client,
         make_engine: MakeEngine = Engine,
     ) -> None:

@@ -1,0 +1,268 @@
+"""The parts that run inside vLLM's processes, as far as they can be tried without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.snapshots import checkpoints
+from tests.watch import watching
+from vime.eval.fleet.tensor_reader import TensorReader
+from vime.eval.fleet.vllm_plugin import ControlGuard, is_public
+from vime.eval.snapshot.manifest import Manifest
+from vime.eval.snapshot.weights import WeightsError
+
+__all__ = ["checkpoints"]  # a fixture
+
+TOKEN = "0123456789abcdef"
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"reached"})
+
+
+@asynccontextmanager
+async def guarded() -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(ControlGuard(application, TOKEN))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        yield client
+
+
+CONTROL = [
+    "/pause", "/resume", "/collective_rpc", "/weight_checker", "/update_weight_version",
+    "/reset_prefix_cache", "/weight_info", "/server_info", "/sleep", "/wake_up", "/load",
+    "/tokenize", "/invocations", "/scale_elastic_ep", "/abort_requests", "/docs", "/openapi.json",
+    "/", "/a_route_of_tomorrow", "/v1x", "/healthy", "/V1/models", "//v1", "/inference_control",
+]  # fmt: skip
+PUBLIC = ["/health", "/v1/models", "/v1/chat/completions", "/inference/v1/generate", "/metrics",
+          "/metrics/", "/ping", "/version"]  # fmt: skip
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", CONTROL)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
+async def test_a_control_route_without_the_token_is_refused(path: str, method: str) -> None:
+    async with guarded() as client:
+        response = await client.request(method, f"http://engine{path}")
+        assert response.status_code == httpx.codes.UNAUTHORIZED
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert b"reached" not in response.content
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [*CONTROL, *PUBLIC])
+async def test_every_route_can_be_reached_with_the_token(path: str) -> None:
+    async with guarded() as client:
+        response = await client.get(
+            f"http://engine{path}", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        assert response.content == b"reached"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", PUBLIC)
+async def test_a_public_route_can_be_reached_without_it(path: str) -> None:
+    async with guarded() as client:
+        assert (await client.get(path)).content == b"reached"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Authorization", "Bearer wrong")],
+        [("Authorization", f"Bearer {TOKEN}x")],
+        [("Authorization", f"Bearer {TOKEN[:-1]}")],
+        [("Authorization", f"bearer {TOKEN}")],
+        [("Authorization", TOKEN)],
+        [("Authorization", "Bearer ")],
+        [("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer wrong")],
+        [("X-Authorization", f"Bearer {TOKEN}")],
+        [("Authorization", "Bearer \u00e9".encode())],
+    ],
+)
+async def test_anything_but_the_token_is_refused(headers: Any) -> None:
+    async with guarded() as client:
+        response = await client.post("/pause", headers=headers)
+        assert response.status_code == httpx.codes.UNAUTHORIZED
+
+
+@pytest.mark.anyio
+async def test_a_websocket_without_the_token_is_closed() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError
+
+    guard = ControlGuard(application, TOKEN)
+    await guard({"type": "websocket", "path": "/control", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.anyio
+async def test_the_start_and_the_end_of_the_server_pass() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    await ControlGuard(app, TOKEN)({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]
+
+
+def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIME_CONTROL_TOKEN", raising=False)
+    with pytest.raises(ValueError, match="VIME_CONTROL_TOKEN is not set"):
+        ControlGuard(application)
+
+
+def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIME_CONTROL_TOKEN", TOKEN)
+    ControlGuard(application)
+
+
+def test_only_whole_parts_of_a_path_make_it_public() -> None:
+    assert is_public("/v1")
+    assert not is_public("/v11")
+    assert not is_public("")
+
+
+def test_the_module_that_vllm_imports_everywhere_is_light() -> None:
+    code = (
+        "import sys; import vime.eval.fleet.vllm_plugin\n"
+        "print(sorted({'torch', 'vllm', 'httpx', 'anyio', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- the reader of the verified load
+
+
+def test_the_reader_gives_every_tensor_and_the_digest_of_the_manifest(checkpoints: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    reader = TensorReader(checkpoints / "whole")
+    given = dict(reader)
+    wanted = load_file(checkpoints / "whole" / "model.safetensors")
+    assert given.keys() == wanted.keys()
+    assert all(torch.equal(given[name], wanted[name]) for name in wanted)
+    manifest = Manifest.of_directory(checkpoints / "whole", "run", 1, owned=False)
+    assert reader.digest == manifest.digest
+    assert reader.num_bytes == sum(t.numel() * t.element_size() for t in wanted.values())
+    assert reader.with_nan == []
+
+
+def test_the_reader_counts_only_what_was_taken(checkpoints: Path) -> None:
+    reader = TensorReader(checkpoints / "whole")
+    name, _ = next(iter(reader))
+    assert list(reader.given) == [name]
+    manifest = Manifest.of_directory(checkpoints / "whole", "run", 1, owned=False)
+    assert reader.digest != manifest.digest
+
+
+def test_the_reader_follows_an_index_and_several_files(checkpoints: Path, tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(checkpoints / "whole")
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    reader = TensorReader(tmp_path)
+    assert dict(reader).keys() == dict(TensorReader(checkpoints / "whole")).keys()
+
+
+def test_a_nan_is_found_in_every_kind_of_float_and_named(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+    tensors = {str(kind): torch.ones(3, 5).to(kind) for kind in kinds}
+    tensors |= {f"nan {kind}": torch.ones(3, 5).to(kind) for kind in kinds}
+    for kind in kinds:
+        tensors[f"nan {kind}"][1, 2] = float("nan")
+    tensors |= {
+        "inf": torch.tensor([float("inf")]),
+        "none": torch.ones(0),
+        "ints": torch.ones(2).int(),
+    }
+    tensors["scalar"] = torch.tensor(float("nan"))
+    save_file(tensors, tmp_path / "model.safetensors")
+    reader = TensorReader(tmp_path)
+    dict(reader)
+    assert set(reader.with_nan) == {"scalar", *(f"nan {kind}" for kind in kinds)}
+
+
+def test_a_broken_checkpoint_is_refused_before_the_model_is_touched(checkpoints: Path) -> None:
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        TensorReader(checkpoints / "truncated")
+    with pytest.raises(WeightsError):
+        TensorReader(checkpoints / "no_weights")
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "model.safetensors"
+    target.write_bytes((checkpoints / "whole" / "model.safetensors").read_bytes())
+    reader = TensorReader(tmp_path)
+    tensors = iter(reader)
+    next(tensors)
+    os.truncate(target, 3000)
+    with pytest.raises(ValueError, match="became shorter"):
+        list(tensors)
+
+
+# --- death with the parent
+
+FAMILY = """
+import multiprocessing, os, sys, time
+from vime.eval.fleet.vllm_plugin import die_with_parent
+
+def child(pipe):
+    die_with_parent()
+    pipe.send(os.getpid())
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    die_with_parent()  # a no-op: it is nobody's child
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    context.Process(target=child, args=(its,)).start()
+    print(mine.recv(), flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_process_of_the_fleet_dies_with_its_parent_and_any_other_lives_on(
+    ours: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "family.py"
+    script.write_text(FAMILY)
+    env = {name: value for name, value in os.environ.items() if name != "VIME_CONTROL_TOKEN"}
+    env |= {"VIME_CONTROL_TOKEN": TOKEN} if ours else {}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        with watching([pid]) as child:
+            parent.send_signal(signal.SIGKILL)
+            parent.wait()
+            if ours:
+                child.assert_gone()
+            else:
+                with pytest.raises(AssertionError, match="still alive"):
+                    child.assert_gone(0.2)
