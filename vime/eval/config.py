@@ -174,14 +174,22 @@ def _expected(flag: Flag) -> str:
 
 
 def _names_checkpoint_fn(args: argparse.Namespace) -> bool:
-    """Whether ``--eval-function-path`` names a CheckpointEvalFn; imports the user's module."""
+    """Whether ``--eval-function-path`` names a CheckpointEvalFn; imports the user's module.
+
+    Raises:
+        ValueError: it cannot be imported, or is nothing that evaluates.
+    """
     path = getattr(args, "eval_function_path", None)
     if not path:
         return False
-    from vime.eval.loading import load_object
+    from vime.eval.loading import eval_function_problem, load_object
     from vime.rollout.checkpoint_eval import is_checkpoint_eval_fn
 
-    return is_checkpoint_eval_fn(load_object("--eval-function-path", path))
+    found = load_object("--eval-function-path", path)
+    problem = eval_function_problem(found)
+    if problem:
+        raise ValueError(f"--eval-function-path {path}: {problem}")
+    return is_checkpoint_eval_fn(found)
 
 
 def _fleet_problems(args: argparse.Namespace) -> list[str]:

@@ -55,7 +55,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-overflow-policy", "backpressure", "What happens at the limit: backpressure awaits the oldest pending eval, skip drops the new point and logs eval/skipped_busy.", choices=("backpressure", "skip"), group=_WHEN),
     Flag("--eval-keep-snapshots", 2, "Snapshot directories kept under --eval-hf-dir before garbage collection.", int, group=_WHEN, minimum=0),
     Flag("--eval-interval", None, "Evaluate every so many training steps.", int, group=_WHEN, minimum=1),
-    Flag("--eval-function-path", None, "Dotted path of a CheckpointEvalFn subclass, to evaluate snapshots on a backend of your own.", group=_WHAT),
+    Flag("--eval-function-path", None, "Dotted path of a CheckpointEvalFn subclass, to evaluate snapshots on a backend of your own; with --eval-num-gpus, of a function or a class with __call__ that generates on the fleet.", group=_WHAT),
     Flag("--eval-prompt-data", None, "Eval sets as pairs: NAME PATH [NAME PATH ...]; JSON lines.", many=True, group=_WHAT),
     Flag("--eval-input-key", "input", "Key of the prompt in a line of an eval set.", group=_WHAT),
     Flag("--eval-label-key", "label", "Key of the right answer in a line of an eval set.", group=_WHAT),

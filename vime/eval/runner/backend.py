@@ -58,7 +58,7 @@ class BackendEvaluation:
             snapshot.path, RolloutFnEvalInput(point.rollout_id)
         )
         metrics = backend_metrics(self._path, returned)
-        rows = list(_sample_rows(returned))
+        rows = list(sample_rows(returned))
         path = None
         if rows:
             path = samples_path(self._run_dir, point, snapshot)
@@ -147,7 +147,7 @@ def _number(where: str, value: Any) -> float:
     return number
 
 
-def _sample_rows(returned: RolloutFnEvalOutput) -> Iterator[Mapping[str, Any]]:
+def sample_rows(returned: RolloutFnEvalOutput) -> Iterator[Mapping[str, Any]]:
     """The samples that the function returned, each with the name of its set."""
     for name, data in returned.data.items():
         for sample in data.get("samples") or ():

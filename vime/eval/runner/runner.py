@@ -17,6 +17,7 @@ from vime.rollout.checkpoint_eval import EvalSkip
 
 if TYPE_CHECKING:
     from vime.eval.runner.backend import BackendEvaluation
+    from vime.eval.runner.function import FunctionEvaluation
     from vime.eval.runner.stock import StockEvaluation
 
 #: The runner ends an evaluation at its deadline by itself. Only when it does not answer for so
@@ -75,6 +76,7 @@ class EvalRunner(Actor):
         self._run_dir = Path(run_dir)
         self._stock: StockEvaluation | None = None
         self._backend: BackendEvaluation | None = None
+        self._function: FunctionEvaluation | None = None
 
     async def handle(self, message: Any) -> EvalOutput | Refusal:
         """Run one evaluation to its end or its deadline.
@@ -98,6 +100,9 @@ class EvalRunner(Actor):
     async def _evaluate(self, message: Evaluate) -> EvalOutput:
         if message.proof is None:
             return await self._own_backend().evaluate(message.point, message.snapshot)
+        if self._config.function_path is not None:
+            function = self._own_function()
+            return await function.evaluate(message.point, message.snapshot, message.proof)
         if self._stock is None:
             from vime.eval.runner.stock import StockEvaluation
 
@@ -115,6 +120,13 @@ class EvalRunner(Actor):
                 )
             self._backend = BackendEvaluation(self._config, self._args, self._run_dir)
         return self._backend
+
+    def _own_function(self) -> FunctionEvaluation:
+        if self._function is None:
+            from vime.eval.runner.function import FunctionEvaluation
+
+            self._function = FunctionEvaluation(self._config, self._args, self._run_dir)
+        return self._function
 
     async def stopped(self) -> None:
         """Dispose of the user's backend."""
