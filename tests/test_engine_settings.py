@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,15 +138,26 @@ def test_no_setting_is_treated_in_two_ways() -> None:
     )
 
 
+READ = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+names, words = json.load(sys.stdin)
+parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+print("values", json.dumps({name: getattr(parsed, name) for name in names}))
+"""
+
+
 @pytest.mark.real
 def test_vllm_reads_the_words_as_the_values_that_they_stand_for() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     settings = {
         "max_model_len": 4096, "gpu_memory_utilization": 0.5, "dtype": "bfloat16",
         "enforce_eager": True, "enable_prefix_caching": False,
         "cudagraph_capture_sizes": [1, 2], "mm_processor_kwargs": {"size": 3},
     }  # fmt: skip
-    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(command_line(settings))
-    assert {name: getattr(parsed, name) for name in settings} == settings
+    order = json.dumps([list(settings), command_line(settings)])
+    done = subprocess.run(
+        [sys.executable, "-c", READ], input=order, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.rpartition("values ")[2]) == settings
