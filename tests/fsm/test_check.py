@@ -43,10 +43,9 @@ def test_every_invariant_has_a_rule_and_a_sentence() -> None:
     assert {rule.invariant for rule in RULES} == set(INVARIANTS) == set(range(1, 11))
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_sound_run_violates_nothing_wherever_it_is_cut(tmp_path: Path, ended: bool) -> None:
-    path = healthy_run(tmp_path / "t")
-    assert violations(path, ended=ended) == []
+def test_a_sound_run_violates_nothing_wherever_it_is_cut(tmp_path: Path) -> None:
+    assert violations(healthy_run(tmp_path / "long"), ended=True) == []
+    path = healthy_run(tmp_path / "t", num_points=2)
     lines = path.read_bytes().splitlines(keepends=True)
     for begin in range(len(lines)):
         for end in range(begin + 1, len(lines) + 1):

@@ -19,7 +19,8 @@ class EndsRule(Rule):
     """1: one end for each point, and no second one.
 
     Attributes:
-        pending: the last record of each point that has no end yet.
+        pending: node and id → the last record of each point that has no end yet. A point that
+            a run left when it was cut off may end in the later run that takes it up again.
     """
 
     invariant = 1
@@ -27,7 +28,7 @@ class EndsRule(Rule):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.pending: dict[Key, Record] = {}
+        self.pending: dict[tuple[str, str], Record] = {}
         self._ended: dict[Key, int] = {}
 
     def feed(self, record: Record) -> Iterable[Violation]:
@@ -39,11 +40,12 @@ class EndsRule(Rule):
                 del self._ended[key]
             else:
                 return [self.broken(f"point {_name(record)} goes on after its end", record)]
+        point = record.node, record.id
         if record.dest in POINT.terminal:
-            self.pending.pop(key, None)
+            self.pending.pop(point, None)
             self._ended[key] = record.attempt
         else:
-            self.pending[key] = record
+            self.pending[point] = record
         return ()
 
     def end(self, ended: bool) -> Iterable[Violation]:

@@ -28,6 +28,7 @@ class OrderRule(Rule):
         run = run_of(record)
         last = self._last.get(run)
         self._last[run] = record
+        self.context.latest[record.node] = record.run_id
         missing = self._replay.missing_before(record)
         if missing and last is not None:  # a trace without its beginning is no fault by itself
             lack = f"{count(missing, 'record')} of node {clean(record.node, 40)} missing before"

@@ -32,10 +32,16 @@ class Context:
 
     Attributes:
         late: the runs whose beginning the trace does not have.
+        latest: node → the run that it wrote last; the ones before it were cut off.
     """
 
     def __init__(self) -> None:
         self.late: set[Run] = set()
+        self.latest: dict[str, str] = {}
+
+    def is_latest(self, record: Record) -> bool:
+        """Whether ``record`` is of the last run of its node."""
+        return self.latest.get(record.node) == record.run_id
 
 
 class Rule:

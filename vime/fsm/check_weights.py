@@ -223,11 +223,12 @@ class RemainsRule(Rule):
         if not ended:
             return
         for last in self._engines.values():
-            if last.dest != "stopped":
+            if last.dest != "stopped" and self.context.is_latest(last):
                 text = f"engine {_short(last.id)} was {last.dest} when the run had ended"
                 yield self.broken(text, last)
         for leased in self._leases.snapshots.values():
-            if leased.readers or leased.last.dest == "writing":
+            in_use = leased.readers or leased.last.dest == "writing"
+            if in_use and self.context.is_latest(leased.last):
                 what = "read" if leased.readers else "written"
                 text = f"snapshot {_short(leased.last.id)} was being {what} when the run had ended"
                 yield self.broken(text, *leased.readers, leased.last)

@@ -19,7 +19,7 @@ from vime.fsm.filters import Filter
 from vime.fsm.lives import Key, Life, Lives, lives_of, scores_of
 from vime.fsm.read import TraceFile
 from vime.fsm.render import LOOKS
-from vime.fsm.sentences import sentence
+from vime.fsm.sentences import message_in, sentence
 from vime.fsm.tables import POINT
 from vime.fsm.text import clean, count, duration, headline
 from vime.fsm.why import Link, stories
@@ -81,14 +81,13 @@ def _link(link: Link) -> dict[str, Any]:
 
 
 def _life(life: Life, lives: Lives, chain: list[dict[str, Any]]) -> dict[str, Any]:
-    message = life.detail.get("message")
     spans = list(life.all_spans(lives.now_ns))[-_MAX_SPANS:]
     return {
         "machine": life.machine,
         "id": clean(life.id, 200),
         "state": life.state,
         "reason": clean(life.reason or "", 200),
-        "message": clean(headline(message), 500) if isinstance(message, str) else "",
+        "message": clean(headline(message_in(life.detail)), 500),
         "weights": clean(life.weight_version or "", 200),
         "scores": {clean(name, 200): score for name, score in scores_of(life).items()},
         "spans": [[span.state, span.start_ns / 1e6, span.end_ns / 1e6] for span in spans],

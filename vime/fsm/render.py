@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vime.fsm.lives import Life, Lives, scores_of
+from vime.fsm.sentences import message_in
 from vime.fsm.tables import NEW, POINT
 from vime.fsm.text import clean, duration, headline
 
@@ -65,10 +66,9 @@ def points_table(points: Iterable[Life], now_ns: int) -> Table:
 def messages(points: Iterable[Life]) -> Text:
     """One line for each skipped point that left a message."""
     lines = [
-        f"{clean(point.id, 80)}: {clean(point.reason or '', 60)}: "
-        f"{clean(headline(str(message)), 500)}"
+        f"{clean(point.id, 80)}: {clean(point.reason or '', 60)}: {clean(headline(message), 500)}"
         for point in points
-        if point.state == "skipped" and (message := point.detail.get("message"))
+        if point.state == "skipped" and (message := message_in(point.detail))
     ]
     return Text("\n".join(lines))
 

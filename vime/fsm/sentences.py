@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vime.fsm.record import Record
@@ -59,9 +60,17 @@ def _facts(record: Record) -> tuple[str, str]:
 
 
 def message_of(record: Record) -> str:
-    """The message that came with a record, as it was written; empty without one."""
-    message: Any = record.detail.get("message") if record.detail else None
-    return message if isinstance(message, str) else ""
+    """What a record's detail says in words, as it was written; empty without such words."""
+    return message_in(record.detail or {})
+
+
+def message_in(detail: Mapping[str, Any]) -> str:
+    """The words of a detail: its message, an engine's error, or a verifier's problems."""
+    for name in ("message", "error"):
+        if isinstance(detail.get(name), str) and detail[name]:
+            return str(detail[name])
+    problems = detail.get("problems")
+    return "\n".join(map(str, problems)) if isinstance(problems, list) else ""
 
 
 def line(record: Record, at_ns: int) -> str:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from vime.fsm.lives import Life, Lives, metrics_of, scores_of
+from vime.fsm.sentences import message_in
 from vime.trace_cli import common
 
 
@@ -78,6 +79,6 @@ def _as_json(life: Life, now_ns: int) -> dict[str, Any]:
         "rejected": life.num_rejected,
     }
     if life.machine == "point":
-        message = life.detail.get("message")
+        message = message_in(life.detail) or None
         facts |= {"scores": scores_of(life), "metrics": metrics_of(life), "message": message}
     return facts
