@@ -33,5 +33,9 @@ test-fast: venv
 test-real: venv
 	$(BIN)/pytest -m real -q
 
+docs: venv
+	$(BIN)/python -m vime.fsm.diagram docs/states.md
+	$(BIN)/python -m vime.eval.flags_doc docs/flags.md
+
 clean:
 	rm -rf $(VENV) build dist

@@ -88,7 +88,7 @@ def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
         (["--prefill-num-servers", "1"], "--prefill-num-servers 1"),
         (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint /nowhere: no config.json"),
         (["--eval-prompt-data", "sums"], "expected NAME PATH pairs"),
-        (["--eval-prompt-data", "sums", "/nowhere.jsonl"], "/nowhere.jsonl: no such file"),
+        (["--eval-prompt-data", "sums", "/nowhere.jsonl"], "/nowhere.jsonl: no such file or directory"),
         (["--eval-prompt-data", "a", "x", "a", "y"], "'a' is given twice"),
         (["--eval-function-path", BACKEND], "exclude each other"),
         (["--eval-function-path", "no.such.module"], "--eval-function-path no.such.module"),
@@ -99,6 +99,15 @@ def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
         (["--eval-max-in-flight", "0"], "--eval-max-in-flight 0: expected a whole number of at least 1"),
         (["--eval-keep-snapshots", "-1"], "--eval-keep-snapshots -1"),
         (["--eval-timeout", "nan"], "--eval-timeout nan"),
+        (["--eval-timeout", "soon"], "--eval-timeout 'soon': expected a number of at least 0.001"),
+        (["--eval-overflow-policy", "drop"], "--eval-overflow-policy 'drop': expected one of backpressure, skip"),
+        (["--eval-prompt-data", "sums@0", "x"], "sums@0 x: no such file"),
+        (["--eval-prompt-data", "sums@0", "."], "sums@0: expected NAME@N with N of at least 1"),
+        (["--eval-prompt-data", "sums@5", "x", "sums", "y"], "'sums' is given twice"),
+        (["--eval-reward", "best"], "--eval-reward 'best': expected one of exact"),
+        (["--eval-reward", "f1", "--custom-rm-path", "a.b"], "--eval-reward f1 together with --custom-rm-path a.b"),
+        (["--eval-reward-batch-size", "8"], "--eval-reward-batch-size 8 without --custom-rm-path"),
+        (["--eval-overlong-prompt", "cut"], "--eval-overlong-prompt cut needs --eval-max-prompt-len N"),
     ],
 )  # fmt: skip
 def test_each_refusal_names_the_flag_and_its_value(
@@ -157,6 +166,35 @@ def test_a_right_layout_passes(base: Path) -> None:
         "vllm: [{name: actor}, {name: eval, server_groups: [{num_gpus: 1}, {num_gpus: 1}]}]"
     )
     validate_eval_args(parse(*fleet_words(base), "--vllm-config", str(base / "vllm.yaml")))
+
+
+def test_wrong_values_and_broken_rules_of_one_command_line_come_together(base: Path) -> None:
+    words = ["--eval-temperature", "warm", "--eval-top-p", "3", "--prefill-num-servers", "1"]
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(parse(*fleet_words(base), *words, "--eval-interval", "often"))
+    told = [problem.split()[0] for problem in caught.value.problems]
+    assert told == ["--eval-interval", "--eval-temperature", "--eval-num-gpus", "--eval-top-p"]
+
+
+def test_a_frameworks_namespace_without_any_of_our_attributes_passes() -> None:
+    odd: dict[str, object] = {f"their_{n}": object() for n in range(20)}
+    odd |= {"lr": 1e-6, "rollout_num_gpus": 8, "tp": None, "reward": len, "run_dir": "x", "seed": 1}
+    odd |= {"eval_batch": 3, "colocate": True, "save_hf": None, "vllm_dtype": "bfloat16"}
+    args = argparse.Namespace(**odd)
+    validate_eval_args(args)
+    assert args.eval_uses_snapshots is False
+    assert EvalConfig.from_args(args) == EvalConfig()
+
+
+def test_a_frameworks_namespace_gets_one_error_that_lists_what_it_lacks() -> None:
+    args = argparse.Namespace(eval_num_gpus=2, eval_hf_dir=None)
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(args)
+    checkpoint, staging, data = caught.value.problems
+    lacks = "(the namespace has no {}; vime.eval.add_eval_arguments adds it)"
+    assert checkpoint.startswith(f"--hf-checkpoint is missing {lacks.format('hf_checkpoint')}: ")
+    assert staging.startswith("--eval-hf-dir is missing: ")
+    assert data.startswith(f"--eval-prompt-data is missing {lacks.format('eval_prompt_data')}: ")
 
 
 def test_a_wrong_type_in_a_frameworks_namespace_is_told_apart_from_a_missing_one() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from vime.eval.flags import BY_DEST, FLAGS, Flag
+from vime.eval.config_file import read_config_file
+from vime.eval.dataset_settings import SETTING_DESTS, DatasetSettings, name_and_count
+from vime.eval.flags import BY_DEST, FLAGS
 
 
 class ConfigError(ValueError):
@@ -34,13 +37,21 @@ class EvalConfig:
     interval: int | None = None
     function_path: str | None = None
     prompt_data: tuple[tuple[str, Path], ...] = ()
+    dataset_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     input_key: str = "input"
     label_key: str = "label"
     n_samples_per_prompt: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
     max_response_len: int = 256
+    max_prompt_len: int | None = None
+    overlong_prompt: str = "fail"
+    apply_chat_template: bool = False
+    system_prompt: str | None = None
+    reward: str = "exact"
     custom_rm_path: str | None = None
+    reward_key: str | None = None
+    reward_batch_size: int = 1
     seed: int = 0
     concurrency: int = 64
     export_timeout_s: float = 600.0
@@ -61,6 +72,20 @@ class EvalConfig:
         """How many engines the fleet has."""
         return self.num_gpus // self.num_gpus_per_engine
 
+    @property
+    def datasets(self) -> tuple[DatasetSettings, ...]:
+        """The settings of each eval set, in the order of ``prompt_data``."""
+        common = {name: getattr(self, name) for name in SETTING_DESTS}
+        return tuple(
+            DatasetSettings(name, path, **{**common, **self._overrides(name)})
+            for name, path in self.prompt_data
+        )
+
+    def _overrides(self, name: str) -> dict[str, Any]:
+        own = self.dataset_overrides.get(name, {})
+        # A set that names its reward does not want the one of all others.
+        return {"custom_rm_path": None, **own} if "reward" in own else own
+
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> EvalConfig:
         """Validate ``args`` and freeze what they say.
@@ -72,44 +97,46 @@ class EvalConfig:
 
         validate_eval_args(args)
         get = _getter(args)
-        pairs = get("eval_prompt_data") or []
         group = eval_group(args)
+        values = {f.name: get(dest) for f in fields(cls) if (dest := _dest(f.name)) is not None}
+        prompt_data, overrides = _datasets(args)
         return cls(
-            num_gpus=get("eval_num_gpus"),
-            num_gpus_per_engine=(
-                get("eval_num_gpus_per_engine") if group is None else group.num_gpus_per_engine
-            ),
-            hf_dir=_path(get("eval_hf_dir")),
-            max_in_flight=get("eval_max_in_flight"),
-            overflow_policy=get("eval_overflow_policy"),
-            keep_snapshots=get("eval_keep_snapshots"),
-            interval=get("eval_interval"),
-            function_path=get("eval_function_path"),
-            prompt_data=tuple(
-                (name, Path(path)) for name, path in zip(pairs[::2], pairs[1::2], strict=True)
-            ),
-            input_key=get("eval_input_key"),
-            label_key=get("eval_label_key"),
-            n_samples_per_prompt=get("n_samples_per_eval_prompt"),
-            temperature=get("eval_temperature"),
-            top_p=get("eval_top_p"),
-            max_response_len=get("eval_max_response_len"),
-            custom_rm_path=get("custom_rm_path"),
-            seed=get("eval_seed"),
-            concurrency=get("eval_concurrency"),
-            export_timeout_s=get("eval_export_timeout"),
-            pin_timeout_s=get("eval_pin_timeout"),
-            eval_timeout_s=get("eval_timeout"),
-            start_timeout_s=get("eval_start_timeout"),
-            backpressure_timeout_s=get("eval_backpressure_timeout"),
-            drain_timeout_s=get("eval_drain_timeout"),
-            dispose_timeout_s=get("eval_dispose_timeout"),
-            hf_checkpoint=_path(get("hf_checkpoint")),
-            ci_test=get("ci_test"),
-            run_dir=_path(get("eval_run_dir")),
+            **{
+                **values,
+                "hf_dir": _path(get("eval_hf_dir")),
+                "hf_checkpoint": _path(get("hf_checkpoint")),
+                "run_dir": _path(get("eval_run_dir")),
+                "num_gpus_per_engine": (
+                    values["num_gpus_per_engine"] if group is None else group.num_gpus_per_engine
+                ),
+                "prompt_data": prompt_data,
+                "dataset_overrides": overrides,
+            },
             vllm={} if group is None else dict(group.settings),
             uses_snapshots=args.eval_uses_snapshots,
         )
+
+
+def _dest(field_name: str) -> str | None:
+    """The flag of a field; ``None`` for one that is made of several."""
+    name = SETTING_DESTS.get(field_name, field_name.removesuffix("_s"))
+    return next((dest for dest in (f"eval_{name}", name) if dest in BY_DEST), None)
+
+
+def _datasets(
+    args: argparse.Namespace,
+) -> tuple[tuple[tuple[str, Path], ...], dict[str, dict[str, Any]]]:
+    """``prompt_data``, and what differs for each set: the YAML's settings, and N of NAME@N."""
+    pairs = _getter(args)("eval_prompt_data") or []
+    given: dict[str, dict[str, Any]] = getattr(args, "eval_dataset_settings", None) or {}
+    sets, overrides = [], {}
+    for word, path in zip(pairs[::2], pairs[1::2], strict=True):
+        name, take = name_and_count(word)
+        sets.append((name, Path(path)))
+        own = {**given.get(name, {}), **({} if take is None else {"take": take})}
+        if own:
+            overrides[name] = own
+    return tuple(sets), overrides
 
 
 def _path(value: str | Path | None) -> Path | None:
@@ -124,53 +151,58 @@ def _getter(args: argparse.Namespace) -> Any:
 def validate_eval_args(args: argparse.Namespace) -> None:
     """Check every eval flag of ``args`` and set ``args.eval_uses_snapshots``.
 
-    Works on any namespace, also one that another framework made: what is missing has its
-    default.
+    Works on any namespace, also one that another framework made: what is missing is taken from
+    the file of ``--eval-config``, where there is one, or has its default.
 
     Raises:
         ConfigError: naming every wrong flag with its value and the remedy.
     """
-    problems = _value_problems(args)
-    if not problems:  # rules between flags read their values, which must be sound first
-        problems = [*_fleet_problems(args), *_snapshot_problems(args), *_data_problems(args)]
+    problems = _file_problems(args)
+    wrong = _value_problems(args)
+    sound = _without(args, wrong)
+    found = [*_fleet_problems(sound), *_snapshot_problems(sound), *_data_problems(sound)]
+    # A rule that speaks of a flag whose value is wrong has to wait until that is mended.
+    names = [BY_DEST[dest].name for dest in wrong]
+    problems += [*wrong.values(), *(p for p in found if not any(n in p for n in names))]
     if problems:
         raise ConfigError(problems)
     get = _getter(args)
     args.eval_uses_snapshots = bool(get("eval_num_gpus") or _names_checkpoint_fn(args))
 
 
-def _value_problems(args: argparse.Namespace) -> list[str]:
+def _file_problems(args: argparse.Namespace) -> list[str]:
+    """What is wrong with the file of ``--eval-config``; what ``args`` lacks is taken from it."""
+    path = getattr(args, "eval_config", None)
+    if path is None:
+        return []
+    file = read_config_file(path)
+    for dest, value in file.values.items():
+        if not hasattr(args, dest):
+            setattr(args, dest, value)
+    return file.problems
+
+
+def _value_problems(args: argparse.Namespace) -> dict[str, str]:
     """Each flag by itself: its type, its choices, its least value."""
-    problems = []
+    problems = {}
     for flag in FLAGS:
-        value = getattr(args, flag.dest, flag.default)
-        if value is None:
-            if flag.default is not None:
-                problems.append(f"{flag.name} is None: expected {_expected(flag)}")
-            continue
-        if flag.choices and value not in flag.choices:
-            problems.append(f"{flag.name} {value!r}: expected one of {', '.join(flag.choices)}")
-        elif flag.parse in (int, float) and not _is_fit(value, flag):
-            problems.append(f"{flag.name} {value!r}: expected {_expected(flag)}")
+        problem = flag.problem(getattr(args, flag.dest, flag.default))
+        if problem:
+            problems[flag.dest] = f"{flag.name} {problem}"
     return problems
 
 
-def _is_fit(value: Any, flag: Flag) -> bool:
-    """Whether a number has the flag's type and is not below its minimum (NaN is)."""
-    return _is_number(value, flag.parse) and (flag.minimum is None or value >= flag.minimum)
+def _without(args: argparse.Namespace, wrong: Iterable[str]) -> argparse.Namespace:
+    """A shallow copy in which the flags with wrong values have their defaults."""
+    return argparse.Namespace(**{**vars(args), **{dest: BY_DEST[dest].default for dest in wrong}})
 
 
-def _is_number(value: object, kind: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int) if kind is int else isinstance(value, (int, float))
-
-
-def _expected(flag: Flag) -> str:
-    kind = (
-        "a whole number" if flag.parse is int else "a number" if flag.parse is float else "a value"
-    )
-    return kind if flag.minimum is None else f"{kind} of at least {flag.minimum}"
+def _missing(args: argparse.Namespace, dest: str) -> str:
+    """Says that a flag was not given, and whether its attribute is there at all."""
+    said = f"{BY_DEST[dest].name} is missing"
+    if hasattr(args, dest):
+        return said
+    return f"{said} (the namespace has no {dest}; vime.eval.add_eval_arguments adds it)"
 
 
 def _names_checkpoint_fn(args: argparse.Namespace) -> bool:
@@ -216,8 +248,8 @@ def _fleet_problems(args: argparse.Namespace) -> list[str]:
         )
     if not get("hf_checkpoint"):
         problems.append(
-            f"--eval-num-gpus {gpus} needs --hf-checkpoint DIR: engines start from it, and "
-            "every snapshot is checked against it"
+            f"{_missing(args, 'hf_checkpoint')}: with --eval-num-gpus {gpus} engines start from "
+            "it, and every snapshot is checked against it"
         )
     elif not Path(get("hf_checkpoint"), "config.json").is_file():
         problems.append(
@@ -255,11 +287,14 @@ def _snapshot_problems(args: argparse.Namespace) -> list[str]:
         )
     if (backend or get("eval_num_gpus")) and not get("eval_hf_dir"):
         problems.append(
-            "--eval-hf-dir is missing: snapshot eval (a fleet or a CheckpointEvalFn) needs a "
-            "staging directory, on a tmpfs such as /dev/shm if it fits"
+            f"{_missing(args, 'eval_hf_dir')}: snapshot eval (a fleet or a CheckpointEvalFn) needs "
+            "a staging directory, on a tmpfs such as /dev/shm if it fits"
         )
     if get("eval_hf_dir") and not get("eval_interval"):
-        problems.append(f"--eval-hf-dir {get('eval_hf_dir')} requires --eval-interval N")
+        problems.append(
+            f"--eval-hf-dir {get('eval_hf_dir')} requires --eval-interval N: "
+            f"{_missing(args, 'eval_interval')}"
+        )
     if get("eval_hf_dir") and get("save_hf"):
         staging, saved = Path(get("eval_hf_dir")).resolve(), Path(get("save_hf")).resolve()
         if staging == saved or staging in saved.parents or saved in staging.parents:
@@ -273,26 +308,59 @@ def _snapshot_problems(args: argparse.Namespace) -> list[str]:
 def _data_problems(args: argparse.Namespace) -> list[str]:
     get = _getter(args)
     problems = []
-    if get("eval_top_p") > 1 or get("eval_top_p") <= 0:
-        problems.append(f"--eval-top-p {get('eval_top_p')}: expected above 0 and at most 1")
     pairs = get("eval_prompt_data") or []
     if get("eval_num_gpus") and not pairs and not get("eval_function_path"):
         problems.append(
-            f"--eval-num-gpus {get('eval_num_gpus')} without --eval-prompt-data NAME PATH: "
-            "there is nothing to evaluate"
+            f"{_missing(args, 'eval_prompt_data')}: with --eval-num-gpus {get('eval_num_gpus')} "
+            "there is nothing to evaluate without NAME PATH"
         )
     if len(pairs) % 2:
         return [
             *problems,
             f"--eval-prompt-data {' '.join(map(str, pairs))}: expected NAME PATH pairs",
         ]
-    names = pairs[::2]
+    names = [name_and_count(word)[0] for word in pairs[::2]]
     problems += [
         f"--eval-prompt-data: the name {n!r} is given twice" for n in {*names} if names.count(n) > 1
     ]
     problems += [
-        f"--eval-prompt-data {name} {path}: no such file"
-        for name, path in zip(names, pairs[1::2], strict=True)
-        if not Path(path).is_file()
+        f"--eval-prompt-data {word} {path}: no such file or directory"
+        for word, path in zip(pairs[::2], pairs[1::2], strict=True)
+        if not Path(path).exists()
     ]
-    return problems
+    problems += [
+        f"--eval-prompt-data {word}: expected NAME@N with N of at least 1"
+        for word in pairs[::2]
+        if name_and_count(word)[1] == 0
+    ]
+    return [*problems, *_setting_problems(args)]
+
+
+def _setting_problems(args: argparse.Namespace) -> list[str]:
+    """Settings of the eval sets that do not go together."""
+    get = _getter(args)
+    of_all = {name: get(dest) for name, dest in SETTING_DESTS.items()}
+    given: dict[str, dict[str, Any]] = getattr(args, "eval_dataset_settings", None) or {}
+    problems = []
+    if get("eval_reward") != "exact" and get("custom_rm_path"):
+        problems.append(
+            f"--eval-reward {get('eval_reward')} together with --custom-rm-path "
+            f"{get('custom_rm_path')}: an answer has one reward; drop one of the two"
+        )
+    own = [s.get("custom_rm_path") for s in given.values()]
+    if get("eval_reward_batch_size") > 1 and not any([get("custom_rm_path"), *own]):
+        problems.append(
+            f"--eval-reward-batch-size {get('eval_reward_batch_size')} without --custom-rm-path: "
+            "only a reward function of your own can be batched"
+        )
+    for where, settings in (("", of_all), *((f" (set {n})", of_all | s) for n, s in given.items())):
+        if settings["overlong_prompt"] != "fail" and not settings["max_prompt_len"]:
+            problems.append(
+                f"--eval-overlong-prompt {settings['overlong_prompt']}{where} needs "
+                "--eval-max-prompt-len N: from how many tokens a prompt is too long"
+            )
+        if settings["top_p"] > 1 or settings["top_p"] <= 0:
+            problems.append(
+                f"--eval-top-p {settings['top_p']}{where}: expected above 0 and at most 1"
+            )
+    return list(dict.fromkeys(problems))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,47 @@ class Flag:
         """The attribute of the parsed namespace."""
         return self.name.lstrip("-").replace("-", "_")
 
+    @property
+    def expected(self) -> str:
+        """What its values are, for messages."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kinds: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+        kind = kinds.get(self.parse, "a value")
+        return kind if self.minimum is None else f"{kind} of at least {self.minimum}"
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value, as the end of a sentence; ``None`` when nothing is."""
+        if value is None:
+            return None if self.default is None else f"is None: expected {self.expected}"
+        if self.choices:
+            fits = value in self.choices
+        elif self.parse is bool:
+            fits = value in (True, False)
+        elif self.parse in (int, float):
+            fits = _is_number(value, self.parse) and not (
+                self.minimum is not None and not value >= self.minimum  # NaN is not, either
+            )
+        else:
+            fits = True
+        return None if fits else f"{value!r}: expected {self.expected}"
+
+    def read(self, word: str) -> Any:
+        """The value of one word; one that cannot be read stays a word, for the validation to name.
+
+        So that all problems of a command line are reported together, not the first alone.
+        """
+        try:
+            return self.parse(word)
+        except ValueError:
+            return word
+
+
+def _is_number(value: object, kind: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) if kind is int else isinstance(value, (int, float))
+
 
 _WHEN = "when and how many"
 _WHERE = "engines"
@@ -48,6 +90,7 @@ _WAIT = "deadlines"
 _FRAME = "read beside these, from the training framework"
 
 FLAGS: tuple[Flag, ...] = (
+    Flag("--eval-config", None, "YAML file with any of these flags, named without dashes in front, and with settings for each eval set; the command line wins.", group=_WHAT),
     Flag("--eval-num-gpus", 0, "Size of the dedicated eval fleet in GPUs (on a CPU-only machine: in ranks). 0 keeps shared-engine eval.", int, group=_WHERE, minimum=0),
     Flag("--eval-num-gpus-per-engine", 1, "GPUs per eval engine: its tensor-parallel size.", int, group=_WHERE, minimum=1),
     Flag("--eval-hf-dir", None, "Staging directory; each snapshot is {eval_hf_dir}/step_{rollout_id} (tmpfs recommended). Required for snapshot eval; requires --eval-interval.", group=_WHERE),
@@ -56,14 +99,21 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-keep-snapshots", 2, "Snapshot directories kept under --eval-hf-dir before garbage collection.", int, group=_WHEN, minimum=0),
     Flag("--eval-interval", None, "Evaluate every so many training steps.", int, group=_WHEN, minimum=1),
     Flag("--eval-function-path", None, "Dotted path of a CheckpointEvalFn subclass, to evaluate snapshots on a backend of your own; with --eval-num-gpus, of a function or a class with __call__ that generates on the fleet.", group=_WHAT),
-    Flag("--eval-prompt-data", None, "Eval sets as pairs: NAME PATH [NAME PATH ...]; JSON lines.", many=True, group=_WHAT),
+    Flag("--eval-prompt-data", None, "Eval sets as pairs: NAME PATH [NAME PATH ...]; NAME@N takes the first N examples. PATH is JSON lines, JSON, Parquet, a directory of such files, or what datasets.save_to_disk wrote.", many=True, group=_WHAT),
     Flag("--eval-input-key", "input", "Key of the prompt in a line of an eval set.", group=_WHAT),
     Flag("--eval-label-key", "label", "Key of the right answer in a line of an eval set.", group=_WHAT),
     Flag("--n-samples-per-eval-prompt", 1, "Answers generated for each prompt.", int, group=_WHAT, minimum=1),
     Flag("--eval-temperature", 0.0, "Sampling temperature; 0 is greedy.", float, group=_WHAT, minimum=0),
     Flag("--eval-top-p", 1.0, "Nucleus sampling: the probability mass kept, above 0 and at most 1.", float, group=_WHAT, minimum=0),
     Flag("--eval-max-response-len", 256, "Most tokens of an answer.", int, group=_WHAT, minimum=1),
-    Flag("--custom-rm-path", None, "Dotted path of a reward function (answer, label) -> number; exact match without it.", group=_WHAT),
+    Flag("--eval-max-prompt-len", None, "Most tokens of a prompt; what becomes of a longer one, --eval-overlong-prompt says.", int, group=_WHAT, minimum=1),
+    Flag("--eval-overlong-prompt", "fail", "A prompt beyond --eval-max-prompt-len: fail counts it with reward 0, cut keeps its last tokens, skip leaves it out of every mean; all are counted.", choices=("fail", "cut", "skip"), group=_WHAT),
+    Flag("--apply-chat-template", False, "Put text prompts through the tokenizer's chat template, as one user message; chat messages always go through it.", bool, group=_WHAT),
+    Flag("--eval-system-prompt", None, "System message in front of chat prompts that have none.", group=_WHAT),
+    Flag("--eval-reward", "exact", "What an answer is worth: exact (match), choice (letter), numeric (last number), f1 (words), regex (the label is a pattern), math (math-verify).", choices=("exact", "choice", "numeric", "f1", "regex", "math"), group=_WHAT),
+    Flag("--custom-rm-path", None, "Dotted path of a reward function (answer, label) -> number, in place of --eval-reward.", group=_WHAT),
+    Flag("--eval-reward-key", None, "Which number counts, where the reward function returns a mapping of several.", group=_WHAT),
+    Flag("--eval-reward-batch-size", 1, "Above 1 the reward function is batched: (answers, labels) -> numbers, for up to so many answers at once.", int, group=_WHAT, minimum=1),
     Flag("--eval-seed", 0, "Seed of the sampling; each prompt and sample derives its own.", int, group=_WHAT),
     Flag("--eval-concurrency", 64, "Generation requests of one eval that are in flight at once.", int, group=_WHAT, minimum=1),
     Flag("--eval-export-timeout", 600.0, "Seconds that capturing, writing and verifying a snapshot may take; then the point is skipped as timeout_export.", float, group=_WAIT, minimum=0.001),
@@ -94,7 +144,8 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     """Add every flag to ``parser`` that it does not define already; returns ``parser``.
 
     Call it after the framework has added its own: each ``--vllm-X`` among them gets an
-    ``--eval-vllm-X`` as well.
+    ``--eval-vllm-X`` as well. The parser reads the file of ``--eval-config`` before the command
+    line, which wins. Words of the wrong type are left to :func:`vime.eval.validate_eval_args`.
     """
     present = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -105,27 +156,59 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         groups[flag.group] = group
         text = flag.help.replace("%", "%%")
         if flag.parse is bool:
-            switch = "store_true" if flag.default is False else argparse.BooleanOptionalAction
+            switch = argparse.BooleanOptionalAction
             group.add_argument(flag.name, action=switch, default=flag.default, help=text)
             continue
         if flag.default not in (None, 0) or flag.minimum == 0:
             text += " (default: %(default)s)"
         group.add_argument(
             flag.name,
-            type=flag.parse,
+            type=flag.read,
             default=flag.default,
-            choices=flag.choices,
             nargs="+" if flag.many else None,
             metavar=_metavar(flag),
             help=text,
         )
     mirror_engine_flags(parser)
+    _read_file_first(parser)
     return parser
+
+
+def _read_file_first(parser: argparse.ArgumentParser) -> None:
+    """Make the file of ``--eval-config`` the defaults of each parse, and of that one alone."""
+    parse = parser.parse_known_args
+
+    def parse_known_args(args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        path = _config_path(words, parser.get_default("eval_config"))
+        if path is None:
+            return parse(words, namespace)
+        from vime.eval.config_file import read_config_file
+
+        values = read_config_file(path).values  # its problems are the validation's to report
+        before = {dest: parser.get_default(dest) for dest in values}
+        parser.set_defaults(**values)
+        try:
+            return parse(words, namespace)
+        finally:
+            parser.set_defaults(**before)
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+
+def _config_path(words: Sequence[str], default: str | None) -> str | None:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument("--eval-config", default=default)
+    try:
+        path: str | None = finder.parse_known_args(list(words))[0].eval_config
+    except argparse.ArgumentError:  # nothing follows it: the real parser says so
+        return None
+    return path
 
 
 def _metavar(flag: Flag) -> str | tuple[str, ...] | None:
     if flag.choices:
-        return None
+        return f"{{{','.join(flag.choices)}}}"
     if flag.dest == "eval_prompt_data":
         return ("NAME", "PATH")
     if flag.parse in (int, float):
