@@ -24,9 +24,14 @@ class EvalSkip(Exception):
         reason: a short name, logged as the metric ``eval/skipped_<reason>``.
         detail: a sentence for people: which thing, which value, what was expected.
 
+    Attributes:
+        cause_seq: the trace record that made it happen, where vime knows it.
+
     Raises:
         ValueError: the reason is empty or is not made of letters, digits, ``_``, ``-`` and ``.``.
     """
+
+    cause_seq: int | None = None
 
     def __init__(self, reason: str, detail: str = "") -> None:
         if not reason or not all(c.isalnum() or c in "_-." for c in reason):
