@@ -29,11 +29,11 @@ class OrderRule(Rule):
         last = self._last.get(run)
         self._last[run] = record
         self.context.latest[record.node] = record.run_id
-        missing = self._replay.missing_before(record)
+        divergence = self._replay.step(record)
+        missing = self._replay.missing
         if missing and last is not None:  # a trace without its beginning is no fault by itself
             lack = f"{count(missing, 'record')} of node {clean(record.node, 40)} missing before"
             found.append(self.broken(f"{lack} this one", last, record))
-        divergence = self._replay.step(record)
         if divergence is not None:
             found.append(self.broken(str(divergence), record))
         if last is not None and record.mono_ns < last.mono_ns:

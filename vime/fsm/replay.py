@@ -62,12 +62,14 @@ class Replay:
     Attributes:
         machines: where each stands, by key, in the order of their first records.
         num_records: how many records were replayed.
+        missing: how many records of its node are lacking right before the last one.
         late: the runs, with their nodes, whose beginning the trace does not have.
     """
 
     def __init__(self) -> None:
         self.machines: dict[Key, Present] = {}
         self.num_records = 0
+        self.missing = 0
         self._next: dict[tuple[str, str], int] = {}
         self._node_next: dict[str, int] = {}
         self.late: set[tuple[str, str]] = set()
@@ -75,8 +77,7 @@ class Replay:
     def step(self, record: Record) -> Divergence | None:
         """Replay one record; a record that diverges moves its machine to where it says."""
         self.num_records += 1
-        missing = self.missing_before(record)
-        self._count(record)
+        missing = self.missing = self._count(record)
         table = TABLES.get(record.machine)
         if table is None:
             return Divergence(record, "machine", " or ".join(TABLES), record.machine, missing)
@@ -99,18 +100,17 @@ class Replay:
         present.weight_version = record.weight_version or present.weight_version
         return divergence
 
-    def missing_before(self, record: Record) -> int:
+    def _count(self, record: Record) -> int:
         """How many records of its node are lacking between the one before and ``record``."""
-        expected = self._next.get((record.run_id, record.node))
-        if expected is None:  # a further run continues the numbers, or starts anew
-            expected = self._node_next.get(record.node, 0) if record.seq else 0
-        return max(record.seq - expected, 0)
-
-    def _count(self, record: Record) -> None:
         run = record.run_id, record.node
-        if run not in self._next and record.seq not in (0, self._node_next.get(record.node, 0)):
-            self.late.add(run)
+        expected = self._next.get(run)
+        if expected is None:  # a further run continues the numbers, or starts anew
+            before = self._node_next.get(record.node, 0)
+            if record.seq not in (0, before):
+                self.late.add(run)
+            expected = before if record.seq else 0
         self._next[run] = self._node_next[record.node] = record.seq + 1
+        return max(record.seq - expected, 0)
 
 
 def _compare(record: Record, state: str, dest: str | None, missing: int) -> Divergence | None:
