@@ -256,6 +256,30 @@ def test_6_a_deleted_snapshot_that_was_never_ours(run: Run) -> None:
     assert only(run, 6).text == "snapshot 10 is deleted and was never vime's"
 
 
+def test_6_more_snapshots_on_disk_than_are_to_be_kept(run: Run) -> None:
+    for step in (10, 20):
+        run.fire("point", step, "dispatch", detail={"keep_snapshots": 0})
+        snapshot(run, "write", "seal", "verify", step=step)
+        run.fire("point", step, "skip", reason="busy")
+    run.fire("point", 30, "dispatch", detail={"keep_snapshots": 1})
+    snapshot(run, "write", step=30)
+    text = "2 snapshots on disk, 0 are to be kept and 1 point pending"
+    run.trace.close()
+    assert [(v.invariant, v.text) for v in violations(run.path)] == [
+        (6, text),
+        (6, "3 snapshots on disk, 1 are to be kept and 1 point pending"),
+    ]
+
+
+def test_6_a_snapshot_that_was_removed_in_time_leaves_room_for_the_next(run: Run) -> None:
+    for step in (10, 20):
+        run.fire("point", step, "dispatch", detail={"keep_snapshots": 0})
+        snapshot(run, "write", "seal", "verify", "delete", step=step)
+        run.fire("point", step, "skip", reason="busy")
+    run.trace.close()
+    assert violations(run.path) == []
+
+
 # -- 8: what is left -----------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from vime.fsm.check_disk import DiskRule
 from vime.fsm.check_points import EndsRule, HoldRule, StepRule, WaitRule, WindowRule
 from vime.fsm.check_record import OrderRule
 from vime.fsm.check_rule import Context, Rule, Violation
@@ -32,6 +33,7 @@ RULES: tuple[type[Rule], ...] = (
     ProofRule,
     VerifiedRule,
     LeaseRule,
+    DiskRule,
     WaitRule,
     RemainsRule,
     StepRule,
