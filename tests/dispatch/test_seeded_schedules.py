@@ -43,7 +43,7 @@ def schedule(rng: random.Random) -> tuple[EvalConfig, Plans]:
     config = EvalConfig(
         uses_snapshots=True,
         max_in_flight=rng.randint(1, 4),
-        overflow_policy=rng.choice(["backpressure", "skip"]),
+        overflow_policy=rng.choice(["backpressure", "skip", "latest"]),
         export_timeout_s=rng.choice([50, 1000]),
         pin_timeout_s=rng.choice([50, 1000]),
         eval_timeout_s=rng.choice([50, 1000]),
@@ -101,6 +101,14 @@ def test_every_seeded_schedule_keeps_the_invariants(block: int) -> None:
         assert not desk.store.drafts, again
         assert all(c.released == 1 for c in desk.captures), again
         assert not any(desk.store.leases.values()), again
+        begun = {r.id for r in desk.records if r.dest == "running"}
+        forced = {r.id for r in desk.records if r.detail and r.detail.get("force")}
+        for record in desk.records:
+            if record.reason in ("busy", "superseded"):
+                assert record.id not in forced, again
+            if record.reason == "superseded":
+                assert config.overflow_policy == "latest", again
+                assert record.id not in begun, again
         for outcome in desk.outcomes:
             assert outcome.metrics["eval/step"] == outcome.rollout_id, again
             if outcome.state == "done":

@@ -43,7 +43,7 @@ class SkippedPointsError(RuntimeError):
             f"step {o.rollout_id}: {o.reason}: {o.detail or ''}".rstrip(": ") for o in outcomes
         ]
         super().__init__(
-            f"--ci-test: {len(outcomes)} eval point(s) were skipped:\\n  " + "\\n  ".join(lines)
+            f"--ci-test: {len(outcomes)} eval point(s) were skipped:\n  " + "\n  ".join(lines)
         )
         self.outcomes = outcomes
 
@@ -156,7 +156,7 @@ class EvalDispatcher:
         return list(self._outcomes)
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Wait until the fleet can be pinned; returns at once where there is no fleet.
+        """Wait until the first point could be evaluated at once: fleet and runner are up.
 
         Args:
             timeout: in seconds; ``--eval-start-timeout`` if absent.
@@ -165,14 +165,11 @@ class EvalDispatcher:
             FleetStartError: an engine could not start; the message ends with its log's tail.
             TimeoutError: they were not ready in time.
         """
-        fleet = self._parts.fleet
-        if fleet is None:
-            return
         limit = self.config.start_timeout_s if timeout is None else timeout
 
         async def wait() -> None:
             with anyio.fail_after(limit):
-                await fleet.wait_ready()
+                await self._parts.wait_ready()
 
         self._call(wait())
 
@@ -186,7 +183,8 @@ class EvalDispatcher:
         """Hand over one eval point; training goes on when this returns.
 
         It holds the caller for the copy of the weights and, under ``backpressure``, until a
-        pending eval has ended. With shared engines it blocks for the whole evaluation.
+        pending eval has ended (under ``latest``, until the one that it replaces has let go).
+        With shared engines it blocks for the whole evaluation.
 
         Args:
             rollout_id: the training step; each is dispatched once.

@@ -95,7 +95,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-num-gpus-per-engine", 1, "GPUs per eval engine: its tensor-parallel size.", int, group=_WHERE, minimum=1),
     Flag("--eval-hf-dir", None, "Staging directory; each snapshot is {eval_hf_dir}/step_{rollout_id} (tmpfs recommended). Required for snapshot eval; requires --eval-interval.", group=_WHERE),
     Flag("--eval-max-in-flight", 2, "Most evals pending at once.", int, group=_WHEN, minimum=1),
-    Flag("--eval-overflow-policy", "backpressure", "What happens at the limit: backpressure awaits the oldest pending eval, skip drops the new point and logs eval/skipped_busy.", choices=("backpressure", "skip"), group=_WHEN),
+    Flag("--eval-overflow-policy", "backpressure", "What happens at the limit: backpressure awaits the oldest pending eval, skip drops the new point and logs eval/skipped_busy, latest drops the oldest pending one that has not begun to run and logs eval/skipped_superseded (the new one as busy if all have begun). A forced point is dropped by none of them.", choices=("backpressure", "skip", "latest"), group=_WHEN),
     Flag("--eval-keep-snapshots", 2, "Snapshot directories kept under --eval-hf-dir before garbage collection.", int, group=_WHEN, minimum=0),
     Flag("--eval-interval", None, "Evaluate every so many training steps.", int, group=_WHEN, minimum=1),
     Flag("--eval-function-path", None, "Dotted path of a CheckpointEvalFn subclass, to evaluate snapshots on a backend of your own; with --eval-num-gpus, of a function or a class with __call__ that generates on the fleet.", group=_WHAT),
