@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ import anyio
 
 from vime.eval.config import ConfigError, EvalConfig
 from vime.eval.contracts import Evaluator, Exporter, Tracker
+from vime.eval.runner.runner import RunnerEvaluator
 from vime.eval.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.fsm.trace import Trace
+
+log = logging.getLogger("vime")
 
 if TYPE_CHECKING:
     from vime.eval.actor import ProcessActor
@@ -38,6 +42,7 @@ class Parts:
     fleet: FleetSupervisor | None = None
     evaluator: Evaluator | None = None
     runner: ProcessActor | None = None
+    prepared: anyio.Event = field(default_factory=anyio.Event)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -46,12 +51,36 @@ class Parts:
             async with anyio.create_task_group() as tasks:
                 if self.fleet is not None:
                     await tasks.start(self.fleet.run)
+                tasks.start_soon(self._prepare_runner)
                 yield
                 tasks.cancel_scope.cancel()
         finally:
             if self.runner is not None:
                 with anyio.CancelScope(shield=True):
                     await self.runner.stop()
+
+    async def _prepare_runner(self) -> None:
+        """Warm the runner up while the engines start: its imports take seconds.
+
+        What fails here will fail each evaluation with a reason of its own; it is only logged.
+        """
+        try:
+            if isinstance(self.evaluator, RunnerEvaluator):
+                await self.evaluator.prepare()
+        except Exception as error:
+            log.warning("the eval runner could not prepare itself: %s", error)
+        finally:
+            self.prepared.set()
+
+    async def wait_ready(self) -> None:
+        """Wait until the fleet can be pinned and the runner has loaded what it needs.
+
+        Raises:
+            FleetStartError: an engine could not start.
+        """
+        if self.fleet is not None:
+            await self.fleet.wait_ready()
+        await self.prepared.wait()
 
     def close(self) -> None:
         """Give back what the calling thread took: the staging lock, the trace file."""
@@ -141,7 +170,6 @@ def _new_run_dir(run_dir: Path) -> Path:
 
 def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -> None:
     from vime.eval.actor import ProcessActor
-    from vime.eval.runner.runner import RunnerEvaluator
     from vime.eval.snapshot.export import as_exporter
     from vime.eval.snapshot.store import SnapshotStore
 

@@ -43,6 +43,11 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """Load what the first evaluation needs, while nobody waits for it yet."""
+
+
+@dataclass(frozen=True)
 class Refusal:
     """The answer in place of a score: an :class:`EvalSkip` that travels between processes.
 
@@ -58,11 +63,11 @@ class Refusal:
 class EvalRunner(Actor):
     """Runs evaluations, one at a time: requests, tokenising, rewards and user code.
 
-    Consumes :class:`Evaluate`; produces an :class:`EvalOutput` or a :class:`Refusal`, and the
-    samples file. It waits for the engines (or the user's backend) and for the user's reward,
-    all of it under ``eval_timeout_s``; nobody else unblocks it. It never raises for what an
-    evaluation does wrong. Code that blocks its event loop for good is the caller's to end, with
-    the process.
+    Consumes :class:`Prepare` and :class:`Evaluate`; produces an :class:`EvalOutput` or a
+    :class:`Refusal`, and the samples file. It waits for the engines (or the user's backend) and
+    for the user's reward, all of it under ``eval_timeout_s``; nobody else unblocks it. It never
+    raises for what an evaluation does wrong. Code that blocks its event loop for good is the
+    caller's to end, with the process.
 
     Args:
         config: the evaluation's settings.
@@ -78,12 +83,16 @@ class EvalRunner(Actor):
         self._backend: BackendEvaluation | None = None
         self._function: FunctionEvaluation | None = None
 
-    async def handle(self, message: Any) -> EvalOutput | Refusal:
+    async def handle(self, message: Any) -> EvalOutput | Refusal | None:
         """Run one evaluation to its end or its deadline.
 
         Raises:
-            TypeError: the message is no :class:`Evaluate`.
+            TypeError: the message is neither :class:`Evaluate` nor :class:`Prepare`.
+            Exception: whatever keeps it from preparing; an evaluation would say the same.
         """
+        if isinstance(message, Prepare):
+            await self._prepare()
+            return None
         if not isinstance(message, Evaluate):
             raise TypeError(f"EvalRunner was sent {message!r:.200}: expected Evaluate")
         limit_s = self._config.eval_timeout_s
@@ -103,11 +112,20 @@ class EvalRunner(Actor):
         if self._config.function_path is not None:
             function = self._own_function()
             return await function.evaluate(message.point, message.snapshot, message.proof)
+        return await self._own_stock().evaluate(message.point, message.snapshot, message.proof)
+
+    async def _prepare(self) -> None:
+        if self._config.function_path is None:
+            await self._own_stock().prepare()
+        elif self._config.num_gpus == 0:
+            self._own_backend()
+
+    def _own_stock(self) -> StockEvaluation:
         if self._stock is None:
             from vime.eval.runner.stock import StockEvaluation
 
             self._stock = StockEvaluation(self._config, self._run_dir)
-        return await self._stock.evaluate(message.point, message.snapshot, message.proof)
+        return self._stock
 
     def _own_backend(self) -> BackendEvaluation:
         if self._backend is None:
@@ -153,6 +171,17 @@ class RunnerEvaluator:
         self._runner = runner
         self._timeout_s = timeout_s
         self._turn = anyio.Lock()
+
+    async def prepare(self) -> None:
+        """Start the runner and have it load what the first evaluation needs.
+
+        Raises:
+            ActorDied: its process died of it.
+            TimeoutError: it was not ready within an evaluation's time.
+            Exception: what kept it from preparing; each evaluation will be skipped for it.
+        """
+        async with self._turn:
+            await self._runner.ask(Prepare(), timeout_s=self._timeout_s)
 
     async def evaluate(
         self, point: EvalPoint, snapshot: Snapshot, proof: PinProof | None

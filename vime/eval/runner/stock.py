@@ -90,6 +90,15 @@ class StockEvaluation:
         await anyio.to_thread.run_sync(write_samples, path, samples)
         return _output(samples, clocks, proof.weight_version, path)
 
+    async def prepare(self) -> None:
+        """Import, read and encode, from the base checkpoint, before the first snapshot comes.
+
+        Raises:
+            ValueError: the datasets or the tokenizer cannot be loaded.
+        """
+        if self._config.hf_checkpoint is not None:
+            await anyio.to_thread.run_sync(self._prepare, self._config.hf_checkpoint)
+
     def _prepare(self, snapshot: Path) -> EncodedPrompts:
         """On a worker thread: what is read from disk and computed before the first request."""
         if self._datasets is None or self._prompts is None:
