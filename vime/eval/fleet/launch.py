@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httpx
 
+from vime.eval.engine_settings import command_line
 from vime.eval.fleet.devices import allowed_cores, device_environment
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.fleet.vllm_plugin import CONTROL_TOKEN_VARIABLE, ControlGuard, VerifiedLoad
@@ -99,11 +100,7 @@ def engine_argv(settings: FleetSettings, port: int, gpus: list[str] | None) -> l
     arguments = dict(settings.vllm)
     if gpus is None:  # compiling a model for a CPU takes longer than it saves
         arguments.setdefault("enforce_eager", True)
-    for name, value in arguments.items():
-        argv.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            argv.append(str(value))
-    return argv
+    return argv + command_line(arguments)
 
 
 def engine_environment(

@@ -33,7 +33,8 @@ class FleetSettings:
         base: the Hugging Face checkpoint that they start from.
         run_dir: the logs go to ``run_dir/logs``.
         num_gpus_per_engine: the tensor-parallel size of each engine.
-        vllm: further arguments of vLLM's server, name → value; ``True`` makes a bare flag.
+        vllm: further arguments of vLLM's server, name → value; see
+            :func:`vime.eval.engine_settings.command_line`.
         start_timeout_s: from an engine's start to its first token.
         pin_timeout_s: from a pin's turn at the fleet to its proof.
         call_timeout_s: a control call other than loading.

@@ -120,6 +120,7 @@ class VerifiedLoad:
 
         from vime.eval.fleet.tensor_reader import TensorReader
 
+        _let_go_of_names()
         reader = TensorReader(Path(directory))
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), _Watched(model) as watched:
@@ -164,6 +165,16 @@ class _Watched:
 
     def __exit__(self, *_: object) -> None:
         del self._model.load_weights  # the class's own method shows again
+
+
+def _let_go_of_names() -> None:
+    """Remove the names of the shared memory through which the ranks of a CPU engine talk.
+
+    All of them have mapped it by now, and a process that is killed removes no name any more.
+    """
+    if identifier := os.environ.get("VLLM_DIST_IDENT"):  # set by vLLM's CPU worker
+        for path in Path("/dev/shm").glob(f"{identifier}-*"):  # noqa: S108 -- shared memory
+            path.unlink(missing_ok=True)
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
