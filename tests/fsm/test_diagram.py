@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from vime.fsm.diagram import main, markdown_table, mermaid, page
+from vime.fsm.record import FIELDS
 from vime.fsm.tables import NEW, TABLES, Table
+from vime.trace_cli import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -44,3 +46,12 @@ def test_check_tells_a_page_that_has_drifted(
     assert main([str(path), "--check"]) == 0
     path.write_text(path.read_text().replace("queued", "waiting"))
     assert main([str(path), "--check"]) == 1
+
+
+def test_the_page_on_the_trace_names_every_field_and_every_command() -> None:
+    text = PAGE.with_name("trace.md").read_text()
+    fields, commands = text.split("## Commands")
+    rows = [line.split("|")[1] for line in fields.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(FIELDS)
+    named = re.findall(r"^\| `(\w+) [A-Z]", commands, re.MULTILINE)
+    assert sorted(named) == sorted(name for name, _, _ in COMMANDS)
