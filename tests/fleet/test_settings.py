@@ -97,6 +97,11 @@ def test_a_base_with_a_dangling_weight_file_is_named(base: Path) -> None:
     assert "model.safetensors" in problem
 
 
+def test_an_engine_setting_that_cannot_be_said_on_a_command_line_is_named(base: Path) -> None:
+    (problem,) = problems(fleet(base, vllm={"max_model_len": object()}))
+    assert problem.startswith("engine setting max_model_len=<object object")
+
+
 def test_too_little_shared_memory_is_given_in_numbers(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

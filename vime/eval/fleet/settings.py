@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.config import ConfigError, EvalConfig
+from vime.eval.engine_settings import command_line
 from vime.eval.fleet.devices import allowed_cores, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- a file system, not a temporary file
@@ -103,6 +104,7 @@ def preflight(settings: FleetSettings) -> None:
     problems = [
         *_package_problems(),
         *_checkpoint_problems(settings.base),
+        *_argument_problems(settings),
         *_device_problems(settings),
         *_shared_memory_problems(settings),
     ]
@@ -133,6 +135,14 @@ def _checkpoint_problems(base: Path) -> list[str]:
         return [f"--hf-checkpoint {base}: its config.json is no JSON object"]
     if not weights:
         return [f"--hf-checkpoint {base}: no .safetensors file there; the engines start from one"]
+    return []
+
+
+def _argument_problems(settings: FleetSettings) -> list[str]:
+    try:
+        command_line(settings.vllm)
+    except ValueError as error:
+        return [str(error)]
     return []
 
 
