@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -27,9 +28,17 @@ def turns_of_another_thread(work: Callable[[], object]) -> int:
     sys.setswitchinterval(60.0)
     try:
         before = turns
+        while turns == before:  # from here on the thread waits under the new interval
+            time.sleep(0)
+        before = turns
         work()
         return turns - before
     finally:
         sys.setswitchinterval(interval)
         ended.set()
         thread.join()
+
+
+def leaves_the_lock(work: Callable[[], object]) -> bool:
+    """Whether another thread ever gets to run; a busy machine may need some tries to show it."""
+    return any(turns_of_another_thread(work) for _ in itertools.repeat(None, 100))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import anyio
@@ -233,6 +235,18 @@ async def test_on_a_disk_that_is_really_full_the_next_snapshot_works(
     assert list(shop.staging.iterdir()) == []
 
 
+async def test_a_rename_that_cannot_be_put_on_the_disk_is_taken_back(
+    shop: Shop, capture: CopiedCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(directory: Path) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr("vime.eval.snapshot.writer.flush_directory", fail)
+    skip = await refused(shop, 5, capture)
+    assert skip.reason == "export_failed"
+    assert "the disk is broken" in skip.detail
+
+
 async def test_a_staging_directory_that_was_taken_away_costs_the_point(
     shop: Shop, capture: CopiedCapture
 ) -> None:
@@ -295,52 +309,61 @@ async def test_a_seal_cancelled_before_its_writer_began_is_taken_back(
     assert shop.drafts() == []
 
 
-@pytest.mark.parametrize("moment", ["rename", "verify"])
-async def test_a_seal_cancelled_around_its_rename_leaves_nothing(
-    moment: str,
+@pytest.mark.parametrize(
+    ("step", "is_visible", "life"),
+    [
+        ("writer.flush", False, ["write", "abandon"]),
+        ("writer.flush_directory", True, ["write", "abandon"]),
+        ("store.verify", True, ["write", "seal", "delete"]),
+    ],
+)
+async def test_a_seal_cancelled_around_its_rename_leaves_nothing_visible(
+    step: str,
+    is_visible: bool,
+    life: list[str],
     shop: Shop,
     capture: CopiedCapture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reached, resume = threading.Event(), threading.Event()
-    home = "writer" if moment == "rename" else "store"
-    name = "flush_directory" if moment == "rename" else "verify"
-    original = getattr(__import__(f"vime.eval.snapshot.{home}", fromlist=[name]), name)
+    reached, resume, ended = threading.Event(), threading.Event(), threading.Event()
+    module, name = step.split(".")
+    original = getattr(import_module(f"vime.eval.snapshot.{module}"), name)
 
     def gated(*args: object, **kwargs: object) -> object:
         reached.set()
         assert resume.wait(60)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ended.set()
 
-    monkeypatch.setattr(f"vime.eval.snapshot.{home}.{name}", gated)
-    draft = shop.store.begin(5)
+    monkeypatch.setattr(f"vime.eval.snapshot.{module}.{name}", gated)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(shop.store.seal, draft, capture)
+        tasks.start_soon(shop.store.seal, shop.store.begin(5), capture)
         await anyio.to_thread.run_sync(reached.wait, 60)
-        assert shop.visible() == ["step_5"]
+        assert shop.visible() == (["step_5"] if is_visible else [])
         tasks.cancel_scope.cancel()
-    resume.set()
-    with anyio.fail_after(60):
-        while shop.visible():
-            await anyio.lowlevel.checkpoint()
+    assert shop.life("step_5") == life
     await shop.settle()
-    assert shop.drafts() == []
+    assert shop.visible() == [], "the worker hangs, and nothing waits for it"
+    resume.set()
+    await anyio.to_thread.run_sync(ended.wait, 60)
+    await until_drafts_are_gone(shop)
+    assert shop.visible() == []
     assert capture.num_released == 1
-    expected = ["abandon"] if moment == "rename" else ["seal", "delete"]
-    assert shop.life("step_5") == ["write", *expected]
 
 
 async def test_a_seal_cancelled_just_when_its_writer_has_finished_leaves_nothing(
     shop: Shop, capture: CopiedCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = Handoff.finish
+    commit = Handoff.commit
     with anyio.CancelScope() as scope:
 
-        def finish_and_cancel(handoff: Handoff) -> None:
-            finish(handoff)
+        def commit_and_cancel(handoff: Handoff, action: Callable[[], object]) -> None:
+            commit(handoff, action)
             anyio.from_thread.run_sync(scope.cancel)
 
-        monkeypatch.setattr(Handoff, "finish", finish_and_cancel)
+        monkeypatch.setattr(Handoff, "commit", commit_and_cancel)
         await shop.store.seal(shop.store.begin(5), capture)
     assert scope.cancelled_caught
     await shop.settle()
@@ -519,7 +542,7 @@ async def test_a_strangers_directory_is_neither_written_into_nor_removed(
     (mine / "thesis.tex").write_text("x")
     skip = await refused(shop, 5, capture)
     assert skip.reason == "export_failed"
-    assert f"{mine} exists and is no snapshot of vime's" in skip.detail
+    assert f"{mine} exists and is no older snapshot of vime's" in skip.detail
     assert not capture.started.is_set(), "told before the long write"
     assert [p.name for p in mine.iterdir()] == ["thesis.tex"]
 

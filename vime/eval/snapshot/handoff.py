@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum
 
 
@@ -11,7 +12,7 @@ class Phase(Enum):
 
     IDLE = "it has not begun"
     WORKING = "it is busy: what it leaves behind is its own to remove"
-    DONE = "it has finished: what it made is the loop's"
+    DONE = "what it made is in place, and the loop's"
 
 
 class AbandonedError(Exception):
@@ -21,8 +22,8 @@ class AbandonedError(Exception):
 class Handoff:
     """One piece of work that a loop hands to a worker, and may abandon at any moment.
 
-    Exactly one side removes the remains: the loop when the worker has not begun or has finished,
-    the worker when it is busy.
+    Exactly one side removes the remains: the loop when the worker has not begun or has committed,
+    the worker in between. What was abandoned before it was committed never becomes visible.
     """
 
     def __init__(self) -> None:
@@ -50,15 +51,20 @@ class Handoff:
         if self._abandoned:
             raise AbandonedError
 
-    def finish(self) -> None:
-        """In the worker: hand over what it made.
+    def commit(self, action: Callable[[], object]) -> None:
+        """In the worker: do the one thing that others can see, unless nobody waits any more.
+
+        Args:
+            action: a single quick system call: a loop that abandons meanwhile waits for it.
 
         Raises:
-            AbandonedError: nobody wants it; the worker removes it.
+            AbandonedError: nobody wants it; the worker removes what it made.
+            Exception: what ``action`` raises; then it counts as not done.
         """
         with self._lock:
             if self._abandoned:
                 raise AbandonedError
+            action()
             self._phase = Phase.DONE
 
     def abandon(self) -> Phase:

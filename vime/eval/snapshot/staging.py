@@ -48,6 +48,9 @@ class Staging:
     Args:
         directory: ``--eval-hf-dir``; made when it is missing, readable by its owner alone.
         run_id: the run.
+
+    Attributes:
+        inherited: the finished snapshots that dead runs have left, with their manifests.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
@@ -56,6 +59,7 @@ class Staging:
         self.room = directory / f"{_ROOM}{run_id}"
         self._numbers = itertools.count()
         self._lock_fd: int | None = None
+        self.inherited: dict[Path, Manifest] = {}
 
     def open(self) -> None:
         """Take the directory, and clear away the rooms of dead runs.
@@ -75,6 +79,7 @@ class Staging:
             self._sweep()
             self.room.mkdir(mode=0o700)
             write_new(self.room / _OWNER, [orjson.dumps(_identity(self.run_id))])
+            self.inherited = self.snapshots()
         except OSError as error:
             self.close()
             raise StagingError(f"--eval-hf-dir {self.directory}: {error.strerror}") from None
@@ -115,8 +120,8 @@ class Staging:
             return
         remove_tree(trash)
 
-    def leftovers(self) -> dict[Path, Manifest]:
-        """Finished snapshots that lie here, with their manifests, those of dead runs included."""
+    def snapshots(self) -> dict[Path, Manifest]:
+        """The finished snapshots that lie here, of whatever run, with their manifests."""
         found = {}
         for path in self.directory.iterdir():
             match = _STEP.fullmatch(path.name)

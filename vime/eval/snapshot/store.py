@@ -112,7 +112,7 @@ class SnapshotStore:
             self.base = BaseSpec.read(self._base_dir)
         self._staging.open()
         self._janitor = Janitor(self._staging.remove)
-        self._shelf.set_leftovers(self._staging.leftovers())
+        self._shelf.set_leftovers(self._staging.inherited)
 
     def close(self) -> None:
         """Remove what is unfinished and what is beyond ``keep``; give the directory back.
@@ -139,7 +139,7 @@ class SnapshotStore:
         Raises:
             ValueError: it does not fit.
         """
-        mine = sum(manifest.num_bytes for manifest in self._staging.leftovers().values())
+        mine = sum(manifest.num_bytes for manifest in self._staging.snapshots().values())
         free = self._staging.free_bytes() + mine
         if free < needed_bytes:
             raise ValueError(
@@ -256,7 +256,9 @@ class SnapshotStore:
         self._end(draft, "cancelled", "")
 
     def _abandon(self, draft: Draft, reason: str, message: str) -> EvalSkip:
-        """The worker has failed, and has removed what it wrote."""
+        """The worker has failed, and has removed its draft."""
+        if draft.handoff.abandon() is Phase.DONE:
+            self._remove_soon(self._staging.final(draft.rollout_id))
         self._end(draft, reason, message)
         return _skip(draft.machine, reason, message)
 

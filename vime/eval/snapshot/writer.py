@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,36 +75,35 @@ class SnapshotWriter:
         """Write, describe, flush and rename; ``capture`` is released on the way.
 
         Raises:
-            AbandonedError: nobody waits any more; nothing of it is left.
-            Exception: what the capture raises, :class:`OccupiedError`, ``SnapshotInvalid`` or
-                ``WeightsError``; nothing of it is left.
+            AbandonedError: nobody waits any more.
+            Exception: what the capture raises, :class:`OccupiedError`, ``SnapshotInvalid``,
+                ``WeightsError`` or ``OSError``. The draft is gone then; what the handoff says is
+                in place is the caller's to remove.
         """
         handoff.start()
         final = self._staging.final(rollout_id)
-        left: Path | None = draft
+        committed = False
         try:
             written = self._write(rollout_id, draft, final, capture, handoff)
             self._retire(final)
-            draft.rename(final)
-            left = final
+            handoff.commit(lambda: draft.rename(final))
+            committed = True
             flush_directory(final.parent)
-            handoff.finish()
-            left = None
             return written
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             raise self._full() from error
         finally:
-            if left is not None:
-                self._remove(left)
+            if not committed:
+                self._remove(draft)
 
     def _write(
         self, rollout_id: int, draft: Path, final: Path, capture: Capture, handoff: Handoff
     ) -> Written:
         begun = time.monotonic()
         try:
-            self._check_free(final)
+            self._check_replaceable(final)
             capture.write(draft)
         finally:
             capture.release()
@@ -119,13 +119,13 @@ class SnapshotWriter:
         handoff.check()
         return Written(final, manifest, (begun, written, digested, time.monotonic()))
 
-    def _check_free(self, final: Path) -> Manifest | None:
-        """What may be at a final name: nothing, or a finished snapshot of vime's.
+    def _check_replaceable(self, final: Path) -> Manifest | None:
+        """What may be at a final name: nothing, or what a dead run of vime has left.
 
         Raises:
             OccupiedError: something else is.
         """
-        if not final.is_symlink() and not final.exists():
+        if not os.path.lexists(final):
             return None
         if self._is_protected(final.resolve()):
             raise OccupiedError(
@@ -135,16 +135,19 @@ class SnapshotWriter:
         try:
             if final.is_symlink():
                 raise ManifestError("it is a link")
-            return Manifest.read(final)
+            manifest = Manifest.read(final)
+            if self._staging.inherited.get(final) != manifest:
+                raise ManifestError("it was not there when this run began")
         except ManifestError as error:
             raise OccupiedError(
-                f"{final} exists and is no snapshot of vime's ({error}); vime neither writes "
-                "into it nor removes it: move it away, or name another --eval-hf-dir"
+                f"{final} exists and is no older snapshot of vime's ({error}); vime neither "
+                "writes into it nor removes it: move it away, or name another --eval-hf-dir"
             ) from None
+        return manifest
 
     def _retire(self, final: Path) -> None:
-        """An older run's snapshot of the same step makes room."""
-        manifest = self._check_free(final)
+        """A dead run's snapshot of the same step makes room."""
+        manifest = self._check_replaceable(final)
         if manifest is not None:
             log.info("%s of the run %s is replaced", final, manifest.run_id)
             self._staging.remove(final)
