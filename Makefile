@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
-.PHONY: venv demo test test-fast test-real lint docs clean
+.PHONY: venv demo picture bench test test-fast test-real lint docs browser clean
 
 venv: $(STAMP)
 
@@ -19,6 +19,20 @@ $(STAMP): requirements/cpu.lock pyproject.toml
 
 demo: venv
 	$(BIN)/python examples/train.py --demo $(EVAL)
+
+# The README's picture is the curve of a demo run.
+picture: demo
+	cp runs/latest/curve.png docs/demo.png
+
+# What is generated from the code; tests fail when it drifts.
+docs: venv
+	$(BIN)/python -m vime.fsm.diagram docs/states.md
+	$(BIN)/python -m vime.eval.flags_doc docs/flags.md
+
+# A headless browser for the test of the exported page (Debian, Ubuntu).
+browser:
+	command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
 
 lint: venv
 	$(BIN)/ruff check .
