@@ -1,0 +1,283 @@
+"""``vime eval``: the same evaluation without training, of checkpoints that are there already."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vime.eval_cli.checkpoints import Checkpoint, Numbers, Watch
+from vime.fsm.text import clean
+from vime.trace_cli.common import UsageError, write_json
+
+if TYPE_CHECKING:
+    from vime.eval.config import EvalConfig
+    from vime.eval.contracts import Outcome
+    from vime.eval.dispatcher import EvalDispatcher, EvalHandle
+    from vime.eval_cli.ledger import Ledger, Scored
+
+OK, SOME_SKIPPED = 0, 1
+
+
+def setup(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``vime eval``."""
+    from vime.eval.flags import add_eval_arguments
+
+    parser.add_argument(
+        "checkpoints", nargs="*", metavar="CHECKPOINT_DIR", help="a whole Hugging Face checkpoint"
+    )
+    own = parser.add_argument_group("which checkpoints")
+    own.add_argument(
+        "--watch", metavar="DIR", help="evaluate its subdirectories too, as they become whole"
+    )
+    own.add_argument(
+        "--poll", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (2)"
+    )
+    own.add_argument(
+        "--idle-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop watching when nothing new has come for so long (never)",
+    )
+    own.add_argument(
+        "--scores",
+        default="runs/scores.jsonl",
+        metavar="FILE",
+        help="what has been scored, so that it is not scored again (default: %(default)s)",
+    )
+    own.add_argument("--again", action="store_true", help="score also what has been scored already")
+    own.add_argument("--json", action="store_true", help="print JSON lines instead of text")
+    add_eval_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; status 1 when a checkpoint was skipped."""
+    from vime.eval.config import ConfigError, EvalConfig
+    from vime.eval.fleet.supervisor import FleetStartError
+    from vime.eval_cli.ledger import Ledger, settings_identity
+
+    named = list(dict.fromkeys(_directory(path) for path in args.checkpoints))
+    watch = None if args.watch is None else Watch(_directory(args.watch), named)
+    if not named and watch is None:
+        raise UsageError("nothing to evaluate: name a CHECKPOINT_DIR, or --watch DIR")
+    with tempfile.TemporaryDirectory(prefix="vime-eval-") as staging:
+        _complete(args, named, staging)
+        try:
+            config = EvalConfig.from_args(args)
+            if not config.uses_snapshots:
+                raise UsageError(
+                    "nothing to evaluate with: --eval-num-gpus N makes a fleet, and "
+                    "--eval-function-path names a CheckpointEvalFn"
+                )
+            job = Job(args, config, Ledger(Path(args.scores)), settings_identity(config))
+            with job:
+                job.evaluate(named)
+                if watch is not None:
+                    job.follow(watch)
+                job.settle()
+        except ConfigError as error:
+            raise UsageError("; ".join(error.problems)) from error
+        except (FleetStartError, TimeoutError) as error:
+            sys.stderr.write(f"vime: {error}\n")
+            return SOME_SKIPPED
+    return SOME_SKIPPED if job.num_skipped else OK
+
+
+def _directory(name: str) -> Path:
+    path = Path(name)
+    if not path.is_dir():
+        raise UsageError(f"{name}: no such directory")
+    return path
+
+
+def _complete(args: argparse.Namespace, named: list[Path], staging: str) -> None:
+    """Fill in what only matters in training; nothing is ever exported here."""
+    args.eval_hf_dir, args.eval_interval, args.save_hf = staging, 1, None
+    args.eval_overflow_policy = "backpressure"
+    args.ci_test = False  # the status says whether anything was skipped, in any case
+    if args.hf_checkpoint is None and named:
+        args.hf_checkpoint = str(named[0])
+
+
+class Job:
+    """Evaluates one checkpoint after the other, and remembers what it has scored.
+
+    Engines start with the first checkpoint that needs them. Leaving the context ends everything.
+
+    Args:
+        args: all flags.
+        config: made of them.
+        ledger: what has been scored.
+        settings: the identity of the settings.
+
+    Attributes:
+        num_skipped: checkpoints that could not be scored.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, config: EvalConfig, ledger: Ledger, settings: str
+    ) -> None:
+        self.num_skipped = 0
+        self._args = args
+        self._config = config
+        self._ledger = ledger
+        self._settings = settings
+        self._numbers = Numbers()
+        self._stack = ExitStack()
+        self._dispatcher: EvalDispatcher | None = None
+        self._pending: deque[tuple[Checkpoint, str, EvalHandle]] = deque()
+
+    def __enter__(self) -> Job:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    def evaluate(self, paths: Iterable[Path]) -> None:
+        """Hand these over, but for those that have been scored; reports what has settled."""
+        for checkpoint in self._numbers.number_all(paths):
+            identity = self._identity(checkpoint)
+            scored = None if identity is None else self._ledger.find(identity, self._settings)
+            if scored is not None and not self._args.again:
+                self._print_known(checkpoint, scored)
+                continue
+            handle = self._ready().dispatch(checkpoint.rollout_id, hf_dir=checkpoint.path)
+            self._pending.append((checkpoint, identity or "", handle))
+            self._report_settled()
+
+    def follow(self, watch: Watch) -> None:
+        """Evaluate what appears, until nothing has for as long as ``--idle-timeout`` says.
+
+        Raises:
+            UsageError: the directory cannot be read any more.
+        """
+        last_news = time.monotonic()
+        while True:
+            try:
+                found = watch.look()
+            except OSError as error:
+                raise UsageError(f"--watch {error.filename}: {error.strerror}") from error
+            self.evaluate(found)
+            self._report_settled()
+            if found or self._pending:
+                last_news = time.monotonic()
+            limit = self._args.idle_timeout
+            if limit is not None and time.monotonic() - last_news >= limit:
+                break
+            time.sleep(self._args.poll)
+        for path, problems in watch.unfinished.items():
+            sys.stderr.write(f"vime: {clean(f'{path}: never became whole: {problems[0]}')}\n")
+
+    def settle(self) -> None:
+        """Wait for what is pending; each has deadlines of its own."""
+        while self._pending:
+            self._pending[0][2].result()
+            self._report_settled()
+
+    def _ready(self) -> EvalDispatcher:
+        if self._dispatcher is None:
+            from vime.eval.dispatcher import EvalDispatcher
+
+            dispatcher = EvalDispatcher.from_args(self._args, exporter=_never_exported)
+            # Closed, not drained: drain() would fail the run for what has been reported here.
+            self._stack.callback(dispatcher.close)
+            dispatcher.wait_until_ready()
+            self._dispatcher = dispatcher
+        return self._dispatcher
+
+    def _identity(self, checkpoint: Checkpoint) -> str | None:
+        """``None`` for what is no whole checkpoint, which the evaluation will say."""
+        from vime.eval.snapshot.manifest import Manifest
+        from vime.eval_cli.ledger import checkpoint_identity
+
+        try:
+            manifest = Manifest.of_directory(
+                checkpoint.path, "identity", checkpoint.rollout_id, owned=False
+            )
+            return checkpoint_identity(checkpoint.path, manifest.digest)
+        except (OSError, ValueError):
+            return None
+
+    def _report_settled(self) -> None:
+        while self._pending and self._pending[0][2].state in ("done", "skipped"):
+            checkpoint, identity, handle = self._pending.popleft()
+            self._report(checkpoint, identity, handle.result())
+
+    def _report(self, checkpoint: Checkpoint, identity: str, outcome: Outcome) -> None:
+        from vime.eval_cli.ledger import Scored
+
+        assert self._dispatcher is not None
+        if outcome.state == "done":
+            self._ledger.add(
+                Scored(
+                    identity,
+                    self._settings,
+                    str(checkpoint.path.absolute()),
+                    checkpoint.rollout_id,
+                    outcome.metrics,
+                    str(self._dispatcher.run_dir),
+                )
+            )
+        else:
+            self.num_skipped += 1
+        said = _scores(outcome.metrics) if outcome.state == "done" else _reason(outcome)
+        self._print(
+            checkpoint,
+            outcome.state,
+            f"{said}, {outcome.duration_s:.1f} s",
+            metrics=outcome.metrics,
+            reason=outcome.reason,
+            detail=outcome.detail,
+            weight_version=outcome.weight_version,
+            run_dir=str(self._dispatcher.run_dir),
+        )
+
+    def _print_known(self, checkpoint: Checkpoint, scored: Scored) -> None:
+        text = f"{_scores(scored.metrics)}, see {scored.run_dir} (--again scores it anew)"
+        self._print(checkpoint, "known", text, metrics=scored.metrics, run_dir=scored.run_dir)
+
+    def _print(self, checkpoint: Checkpoint, state: str, text: str, **fields: Any) -> None:
+        if self._args.json:
+            path = str(checkpoint.path)
+            write_json({"path": path, "step": checkpoint.rollout_id, "state": state, **fields})
+        else:
+            line = f"{checkpoint.path}: step {checkpoint.rollout_id}: {state}: {text}"
+            sys.stdout.write(f"{clean(line)}\n")
+        sys.stdout.flush()
+
+
+def _never_exported(rollout_id: int, directory: Path) -> None:
+    raise AssertionError(f"{rollout_id}, {directory}: only existing checkpoints are evaluated here")
+
+
+def _scores(metrics: dict[str, float]) -> str:
+    """``addition 0.85 ± 0.02`` for each eval set."""
+    parts = []
+    for name, value in sorted(metrics.items()):
+        error = metrics.get(f"{name}/stderr")
+        if error is not None:
+            parts.append(f"{name.removeprefix('eval/')} {value:.4g} ± {error:.2g}")
+    return "; ".join(parts) or f"{len(metrics)} metrics"
+
+
+def _reason(outcome: Outcome) -> str:
+    lines = (outcome.detail or "").strip().splitlines()
+    return f"{outcome.reason}: {lines[-1]}" if lines else str(outcome.reason)
