@@ -104,6 +104,17 @@ def test_a_staging_directory_in_use_is_refused_by_name(
         EvalDispatcher.from_args(second, exporter=model_and_tokenizer)
 
 
+def test_a_staging_directory_that_can_never_hold_the_snapshots_is_refused_at_start(
+    tmp_path: Path, checkpoints: Path, model_and_tokenizer: tuple[Any, Any]
+) -> None:
+    args = namespace(
+        str(tmp_path / "run"), str(tmp_path / "staging"), str(checkpoints / "base"),
+        eval_keep_snapshots=10**12,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"--eval-hf-dir .* are needed"):
+        EvalDispatcher.from_args(args, exporter=model_and_tokenizer)
+
+
 @pytest.fixture
 def driver(tmp_path: Path, checkpoints: Path) -> Iterator[subprocess.Popen[str]]:
     fifo = tmp_path / "fifo"

@@ -141,11 +141,11 @@ def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
 def _check_machine(config: EvalConfig) -> None:
     from vime.eval.fleet.settings import FleetSettings, preflight
     from vime.eval.runner.datasets import check_datasets
-    from vime.eval.runner.rewards import load_reward
+    from vime.eval.runner.rewards import load_rewards
 
     try:
         check_datasets(config)
-        load_reward(config)
+        load_rewards(config)
         preflight(FleetSettings.from_config(config, Path()))
     except ConfigError:
         raise
@@ -185,6 +185,9 @@ def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -
     )
     store.open()
     parts.store = store
+    if store.base is not None:
+        snapshots = config.keep_snapshots + config.max_in_flight + 1
+        store.check_space(store.base.num_bytes * snapshots)
     if config.num_gpus:
         from vime.eval.fleet.settings import FleetSettings
         from vime.eval.fleet.supervisor import FleetSupervisor
