@@ -18,6 +18,7 @@ from vime.eval.runner.generate import (
     PromptRefused,
     open_generator,
     sample_seed,
+    sampling_of,
     version_problem,
 )
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -35,12 +36,17 @@ async def asking(
         yield generator
 
 
+def sampling(**settings: Any) -> dict[str, Any]:
+    return sampling_of(EvalConfig(**settings))
+
+
 def ask(engine: EngineDouble, prompt: list[int] = PROMPT, **settings: Any) -> Any:
     """One request on virtual time: backoff and deadlines cost nothing."""
 
     async def main() -> Any:
         async with asking(engine, **settings) as generator:
-            return await generator.generate(prompt, seed=7)
+            own = {name: value for name, value in settings.items() if name != "key"}
+            return await generator.generate(prompt, 7, sampling(**own))
 
     return run_virtual(main)
 
@@ -116,7 +122,7 @@ def test_an_engine_that_never_answers_ends_at_the_deadline() -> None:
         began = anyio.current_time()
         async with asking(engine, eval_timeout_s=50.0) as generator:
             with pytest.raises(EvalSkip, match="no answer within 50 s") as caught:
-                await generator.generate(PROMPT, seed=7)
+                await generator.generate(PROMPT, 7, sampling())
         assert caught.value.reason == "unhealthy"
         return anyio.current_time() - began
 
@@ -130,7 +136,7 @@ def test_cancellation_ends_a_request_in_the_middle_of_its_backoff() -> None:
     async def main() -> None:
         async with asking(engine) as generator:
             with anyio.move_on_after(1.0) as scope:
-                await generator.generate(PROMPT, seed=7)
+                await generator.generate(PROMPT, 7, sampling())
             assert scope.cancelled_caught
 
     run_virtual(main)

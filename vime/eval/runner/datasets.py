@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-import orjson
-
 from vime.eval.config import EvalConfig
+from vime.eval.dataset_settings import DatasetSettings
+from vime.eval.runner.rows import kind, read_rows
 
 Messages = list[dict[str, Any]]
 Prompt = str | Messages
 
 #: So many problems are listed in one error; the rest are counted.
 MAX_PROBLEMS_SHOWN = 20
-
-_UTF8_BOM = b"\xef\xbb\xbf"
 
 
 class DatasetError(ValueError):
@@ -37,7 +35,8 @@ class Example:
 
     Attributes:
         index: 0, 1, 2 … within its set.
-        prompt: the text, or chat messages (``{"role": str, "content": str}`` each).
+        prompt: the text, or chat messages (``{"role": str, "content": str}`` each), with the
+            system message that the settings ask for.
         label: the right answer, any JSON value.
         where: ``FILE:LINE``, for messages.
     """
@@ -55,10 +54,12 @@ class Dataset:
     Attributes:
         name: as in ``--eval-prompt-data NAME PATH`` and in the metric ``eval/NAME``.
         examples: at least one.
+        settings: how it is asked and scored.
     """
 
     name: str
     examples: tuple[Example, ...]
+    settings: DatasetSettings
 
 
 def check_datasets(config: EvalConfig) -> None:
@@ -74,75 +75,66 @@ def load_datasets(config: EvalConfig) -> tuple[Dataset, ...]:
     """Read every eval set of ``config``, in the order of ``--eval-prompt-data``.
 
     Raises:
-        DatasetError: naming each bad line by file, line and key.
+        DatasetError: naming each bad row by file, line and key.
     """
     problems: list[str] = []
     datasets = []
-    for name, path in config.prompt_data:
-        examples: list[Example] = []
+    for settings in config.datasets:
         before = len(problems)
-        for where, row in _rows(path, problems):
-            example = _example(len(examples), where, row, config, problems)
-            if example is not None:
-                examples.append(example)
+        examples = tuple(_examples(settings, problems))
         if not examples and len(problems) == before:
-            problems.append(f"{path}: no examples in it; expected one JSON object a line")
-        datasets.append(Dataset(name, tuple(examples)))
+            problems.append(f"{settings.path}: no examples in it; expected one JSON object a line")
+        datasets.append(Dataset(settings.name, examples, settings))
     if problems:
         raise DatasetError(problems)
     return tuple(datasets)
 
 
-def _rows(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """``(FILE:LINE, object)`` of each line that is a JSON object; blank lines are passed over."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                text = line.removeprefix(_UTF8_BOM).strip()
-                if not text:
-                    continue
-                where = f"{path}:{number}"
-                row = _parsed(where, text, problems)
-                if row is not None:
-                    yield where, row
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
+def _examples(settings: DatasetSettings, problems: list[str]) -> Iterator[Example]:
+    index = 0
+    for where, row in islice(read_rows(settings.path, problems), settings.take):
+        found = _row_problems(where, row, settings)
+        problems += found
+        if not found:
+            prompt = _as_asked(row[settings.input_key], settings)
+            yield Example(index, prompt, row[settings.label_key], where)
+            index += 1
 
 
-def _parsed(where: str, text: bytes, problems: list[str]) -> dict[str, Any] | None:
-    try:
-        row = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        problems.append(
-            f"{where}: not JSON at column {error.colno}: {error.msg}; expected one JSON object a "
-            "line, in UTF-8"
-        )
-        return None
-    if not isinstance(row, dict):
-        problems.append(f"{where}: a JSON {_kind(row)}; expected an object")
-        return None
-    return row
-
-
-def _example(
-    index: int, where: str, row: dict[str, Any], config: EvalConfig, problems: list[str]
-) -> Example | None:
+def _row_problems(where: str, row: dict[str, Any], settings: DatasetSettings) -> list[str]:
     found = []
     for flag, key in (
-        ("--eval-input-key", config.input_key),
-        ("--eval-label-key", config.label_key),
+        ("--eval-input-key", settings.input_key),
+        ("--eval-label-key", settings.label_key),
     ):
         if key not in row:
             keys = ", ".join(map(repr, row)) or "none"
             found.append(f"{where}: no key {key!r} ({flag}); its keys: {keys}")
-    if config.input_key in row:
-        problem = _prompt_problem(row[config.input_key])
+    if settings.input_key in row:
+        prompt = row[settings.input_key]
+        problem = _prompt_problem(prompt)
+        if problem is None and isinstance(prompt, str) and not settings.apply_chat_template:
+            problem = _system_problem(settings)
         if problem:
-            found.append(f"{where}: key {config.input_key!r} {problem}")
-    problems += found
-    if found:
+            found.append(f"{where}: key {settings.input_key!r} {problem}")
+    return found
+
+
+def _system_problem(settings: DatasetSettings) -> str | None:
+    if settings.system_prompt is None:
         return None
-    return Example(index, row[config.input_key], row[config.label_key], where)
+    return "is a text, and --eval-system-prompt is for chat: add --apply-chat-template"
+
+
+def _as_asked(prompt: Prompt, settings: DatasetSettings) -> Prompt:
+    """The prompt as chat messages where the settings want that, with their system message."""
+    if isinstance(prompt, str):
+        if not settings.apply_chat_template:
+            return prompt
+        prompt = [{"role": "user", "content": prompt}]
+    if settings.system_prompt is not None and prompt[0]["role"] != "system":
+        return [{"role": "system", "content": settings.system_prompt}, *prompt]
+    return prompt
 
 
 def _prompt_problem(prompt: Any) -> str | None:
@@ -150,18 +142,13 @@ def _prompt_problem(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None if prompt else "is an empty text; expected a prompt"
     if not isinstance(prompt, list):
-        return f"is a JSON {_kind(prompt)}; expected a text or a list of chat messages"
+        return f"is a JSON {kind(prompt)}; expected a text or a list of chat messages"
     if not prompt:
         return "is an empty list; expected chat messages"
     for position, message in enumerate(prompt):
         if not isinstance(message, dict):
-            return f"has a JSON {_kind(message)} as message {position}; expected an object"
+            return f"has a JSON {kind(message)} as message {position}; expected an object"
         for field in ("role", "content"):
             if not isinstance(message.get(field), str):
                 return f"has message {position} without a text {field!r}"
     return None
-
-
-def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "number", float: "number", str: "text", list: "list"}
-    return "null" if value is None else names.get(type(value), "object")

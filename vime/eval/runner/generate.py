@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ import httpx
 
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import PinProof
+from vime.eval.dataset_settings import DatasetSettings
 from vime.rollout.checkpoint_eval import EvalSkip
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -72,12 +73,22 @@ def sample_seed(seed: int, dataset: str, prompt_index: int, sample_index: int) -
     return int.from_bytes(hashlib.sha256(key).digest()[:4]) >> 1
 
 
+def sampling_of(settings: EvalConfig | DatasetSettings) -> dict[str, Any]:
+    """The sampling parameters of one eval set, as vLLM names them."""
+    return {
+        "n": 1,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": settings.max_response_len,
+    }
+
+
 class Generator:
     """Asks the engines behind one proof.
 
     Args:
         client: with the proof's address and key; see :func:`open_generator`.
-        config: the sampling parameters and deadlines.
+        config: the deadlines.
         proof: the served model's name and the weight version to expect.
     """
 
@@ -85,15 +96,16 @@ class Generator:
         self._client = client
         self._proof = proof
         self._deadline_s = min(config.eval_timeout_s, MAX_REQUEST_S)
-        self._sampling = {
-            "n": 1,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "max_tokens": config.max_response_len,
-        }
 
-    async def generate(self, token_ids: Sequence[int], seed: int) -> Generation:
+    async def generate(
+        self, token_ids: Sequence[int], seed: int, sampling: Mapping[str, Any]
+    ) -> Generation:
         """One answer; failures of transport are tried again, with backoff.
+
+        Args:
+            token_ids: the prompt.
+            seed: of this one answer.
+            sampling: see :func:`sampling_of`.
 
         Raises:
             PromptRefused: the engine does not take this prompt.
@@ -106,17 +118,17 @@ class Generator:
                 if attempt:
                     await anyio.sleep(_backoff_s(attempt, seed))
                 try:
-                    return await self._attempt(token_ids, seed)
+                    return await self._attempt(token_ids, {**sampling, "seed": seed})
                 except _Transient as failure:
                     problem = str(failure)
             raise self._unhealthy(f"{MAX_ATTEMPTS} attempts failed, the last one with: {problem}")
         raise self._unhealthy(f"no answer within {self._deadline_s:.4g} s ({problem})")
 
-    async def _attempt(self, token_ids: Sequence[int], seed: int) -> Generation:
+    async def _attempt(self, token_ids: Sequence[int], sampling: dict[str, Any]) -> Generation:
         body = {
             "model": self._proof.model,
             "token_ids": list(token_ids),
-            "sampling_params": {**self._sampling, "seed": seed},
+            "sampling_params": sampling,
         }
         try:
             response = await self._client.post(GENERATE_PATH, json=body)
@@ -161,7 +173,7 @@ async def open_generator(
     client at every request, which at 64 of them took half of this process's time.
 
     Args:
-        config: the sampling parameters and deadlines.
+        config: the deadlines.
         proof: where to ask, with which key, and what to expect.
         transport: for tests; the network if absent.
     """

@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -15,9 +17,15 @@ import httpx
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
 from vime.eval.runner.datasets import Dataset, load_datasets
-from vime.eval.runner.generate import Generator, PromptRefused, open_generator, sample_seed
+from vime.eval.runner.generate import (
+    Generator,
+    PromptRefused,
+    open_generator,
+    sample_seed,
+    sampling_of,
+)
 from vime.eval.runner.metrics import dataset_metrics
-from vime.eval.runner.rewards import Reward, RewardFailed, load_reward
+from vime.eval.runner.rewards import Reward, RewardFailed, load_rewards
 from vime.eval.runner.samples import Sample, samples_path, write_samples
 from vime.eval.runner.tokenizer import EncodedPrompts, PromptCache
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -77,18 +85,27 @@ class StockEvaluation:
             ValueError: the datasets, the tokenizer or the reward cannot be loaded.
         """
         prompts = await anyio.to_thread.run_sync(self._prepare, snapshot.path)
-        reward = load_reward(self._config)
-        samples = list(self._planned())
-        clocks = {dataset.name: _Clock() for dataset in self._datasets or ()}
+        rewards = load_rewards(self._config)
+        samples = list(self._planned(prompts))
+        sets = {
+            dataset.name: _Set(sampling_of(dataset.settings), rewards[dataset.name])
+            for dataset in self._datasets or ()
+        }
 
         def asking() -> AbstractAsyncContextManager[Generator]:
             return open_generator(self._config, proof, self._transport)
 
-        asker = _Asker(prompts, reward, clocks)
+        asker = _Asker(prompts, sets)
         await _in_parallel(asking, asker.fill, samples, self._config.concurrency)
         path = samples_path(self._run_dir, point, snapshot)
         await anyio.to_thread.run_sync(write_samples, path, samples)
-        return _output(samples, clocks, proof.weight_version, path)
+        metrics: dict[str, float] = {}
+        for dataset in self._datasets or ():
+            mine = [sample for sample in samples if sample.dataset == dataset.name]
+            duration_s = sets[dataset.name].clock.duration_s
+            metrics |= _set_metrics(dataset, mine, proof.weight_version, duration_s)
+            metrics |= _length_metrics(dataset, prompts)
+        return EvalOutput(metrics, path, _detail(samples, prompts, path))
 
     async def prepare(self) -> None:
         """Import, read and encode, from the base checkpoint, before the first snapshot comes.
@@ -106,31 +123,42 @@ class StockEvaluation:
             self._prompts = PromptCache(self._datasets, self._config.hf_checkpoint)
         return self._prompts.get(snapshot)
 
-    def _planned(self) -> Iterator[Sample]:
+    def _planned(self, prompts: EncodedPrompts) -> Iterator[Sample]:
         """Every sample to be made; those of one prompt side by side, for the prefix cache."""
         for dataset in self._datasets or ():
             for example in dataset.examples:
-                for i in range(self._config.n_samples_per_prompt):
+                if example.index in prompts.left_out[dataset.name]:
+                    continue
+                for i in range(dataset.settings.n_samples_per_prompt):
                     seed = sample_seed(self._config.seed, dataset.name, example.index, i)
                     yield Sample(
                         dataset.name, example.index, i, example.prompt, example.label, seed=seed
                     )
 
 
+@dataclass
+class _Set:
+    """How one set is asked and scored, and how long its answers took."""
+
+    sampling: dict[str, Any]
+    reward: Reward
+    clock: _Clock = field(default_factory=_Clock)
+
+
 class _Asker:
     """Makes one sample: asks for its answer, then for its reward."""
 
-    def __init__(self, prompts: EncodedPrompts, reward: Reward, clocks: dict[str, _Clock]) -> None:
+    def __init__(self, prompts: EncodedPrompts, sets: dict[str, _Set]) -> None:
         self._prompts = prompts
-        self._reward = reward
-        self._clocks = clocks
+        self._sets = sets
 
     async def fill(self, sample: Sample, generator: Generator) -> None:
         """Fill in ``sample``; what only concerns this one becomes its ``failure``."""
         try:
             await self._answer(sample, generator)
             if sample.output is not None:
-                sample.reward = await self._reward(sample.output, sample.label)
+                reward = self._sets[sample.dataset].reward
+                sample.reward = await reward(sample.output, sample.label)
         except (PromptRefused, RewardFailed) as failure:
             sample.failure = str(failure)
         except EvalSkip as skip:
@@ -141,10 +169,10 @@ class _Asker:
         if isinstance(token_ids, str):
             raise PromptRefused(token_ids)
         assert sample.seed is not None, "given when the sample was planned"
-        clock = self._clocks[sample.dataset]
-        clock.begin()
-        generation = await generator.generate(token_ids, sample.seed)
-        clock.end()
+        own = self._sets[sample.dataset]
+        own.clock.begin()
+        generation = await generator.generate(token_ids, sample.seed, own.sampling)
+        own.clock.end()
         sample.output_token_ids = generation.token_ids
         sample.output = self._prompts.tokenizer.decode(generation.token_ids)
         sample.finish_reason = generation.finish_reason
@@ -178,26 +206,50 @@ async def _in_parallel(
         raise skips[0]
 
 
-def _output(
-    samples: list[Sample], clocks: dict[str, _Clock], version: str, path: Path
-) -> EvalOutput:
-    metrics: dict[str, float] = {}
-    for name, clock in clocks.items():
-        mine = [sample for sample in samples if sample.dataset == name]
-        failed = [sample for sample in mine if sample.failure is not None]
-        if len(failed) == len(mine):
-            raise EvalSkip(
-                "crashed",
-                f"every sample of {name} failed; the first: {failed[0].name}: {failed[0].failure}",
-            )
-        metrics |= dataset_metrics(name, [s.scored(version) for s in mine], clock.duration_s)
+def _set_metrics(
+    dataset: Dataset, samples: list[Sample], version: str, duration_s: float
+) -> dict[str, float]:
+    if not samples:
+        raise EvalSkip(
+            "crashed",
+            f"every prompt of {dataset.name} has more than --eval-max-prompt-len "
+            f"{dataset.settings.max_prompt_len} tokens, and --eval-overlong-prompt is skip",
+        )
+    failed = [sample for sample in samples if sample.failure is not None]
+    if len(failed) == len(samples):
+        raise EvalSkip(
+            "crashed",
+            f"every sample of {dataset.name} failed; the first: {failed[0].name}: "
+            f"{failed[0].failure}",
+        )
+    return dataset_metrics(dataset.name, [s.scored(version) for s in samples], duration_s)
+
+
+def _length_metrics(dataset: Dataset, prompts: EncodedPrompts) -> dict[str, float]:
+    """How many prompts were too long, where there is a limit."""
+    if dataset.settings.max_prompt_len is None:
+        return {}
+    return {
+        f"eval/{dataset.name}/prompts_cut": float(len(prompts.cut[dataset.name])),
+        f"eval/{dataset.name}/prompts_skipped": float(len(prompts.left_out[dataset.name])),
+    }
+
+
+def _detail(samples: list[Sample], prompts: EncodedPrompts, path: Path) -> dict[str, Any]:
+    """What the trace says of the evaluation."""
     failures = [f"{s.name}: {s.failure}" for s in samples if s.failure is not None]
     for failure in failures[:MAX_FAILURES_NAMED]:
         log.warning("sample failed: %s", failure)
-    detail = {
+    left_out = [
+        f"{name} prompt {index}: {prompts.ids[name][index]}"
+        for name, indices in prompts.left_out.items()
+        for index in sorted(indices)
+    ]
+    skipped = {"prompts_skipped": left_out[:MAX_FAILURES_NAMED]} if left_out else {}
+    return {
         "num_samples": len(samples),
         "num_failed": len(failures),
         "failures": failures[:MAX_FAILURES_NAMED],
         "samples_path": str(path),
+        **skipped,
     }
-    return EvalOutput(metrics, path, detail)

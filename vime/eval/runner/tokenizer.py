@@ -100,14 +100,38 @@ class EncodedPrompts:
     Attributes:
         tokenizer: what encoded them.
         ids: set name → token ids of each example, or the sentence that says why there are none.
+        cut: set name → indices of the examples of which only the last tokens are left.
+        left_out: set name → indices of the examples that are too long to be asked.
     """
 
     def __init__(self, directory: Path, datasets: Iterable[Dataset]) -> None:
         self.tokenizer = PromptTokenizer(directory)
-        self.ids: dict[str, list[list[int] | str]] = {
-            dataset.name: self.tokenizer.encode([example.prompt for example in dataset.examples])
-            for dataset in datasets
-        }
+        self.ids: dict[str, list[list[int] | str]] = {}
+        self.cut: dict[str, set[int]] = {}
+        self.left_out: dict[str, set[int]] = {}
+        for dataset in datasets:
+            encoded = self.tokenizer.encode([example.prompt for example in dataset.examples])
+            self.ids[dataset.name] = encoded
+            self.cut[dataset.name], self.left_out[dataset.name] = set(), set()
+            limit = dataset.settings.max_prompt_len
+            if limit is not None:
+                self._keep_within(dataset, limit)
+
+    def _keep_within(self, dataset: Dataset, limit: int) -> None:
+        """Do with each prompt of more than ``limit`` tokens what the settings say."""
+        encoded = self.ids[dataset.name]
+        for index, tokens in enumerate(encoded):
+            if isinstance(tokens, str) or len(tokens) <= limit:
+                continue
+            if dataset.settings.overlong_prompt == "cut":
+                encoded[index] = tokens[-limit:]
+                self.cut[dataset.name].add(index)
+            else:
+                encoded[index] = (
+                    f"the prompt has {len(tokens)} tokens; --eval-max-prompt-len is {limit}"
+                )
+                if dataset.settings.overlong_prompt == "skip":
+                    self.left_out[dataset.name].add(index)
 
 
 class PromptCache:
