@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vime.eval import trackers as tracker_classes
 from vime.eval import tracking
 from vime.eval.contracts import Outcome
 from vime.eval.tracking import (
     CallableTracker,
     JsonLinesTracker,
+    MlflowTracker,
     TensorBoardTracker,
     Trackers,
     WandbTracker,
@@ -103,6 +106,22 @@ def test_tensorboard_has_each_scalar_at_its_own_step_whenever_it_came(tmp_path: 
     assert points == {10: 0.5, 20: 0.75, 30: 1.0}
 
 
+def test_tensorboard_never_mixes_a_baseline_up_with_step_0(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker(tmp_path / "tb")
+    for one in (replace(outcome(0, toy=0.25), hf_dir="/models/base"), outcome(0, toy=0.5)):
+        tracker.log(one)
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    found = {
+        tag: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)]
+        for tag in events.Tags()["tensors"]
+    }
+    assert found == {"eval_base/toy": [(0, 0.25)], "eval/toy": [(0, 0.5)]}
+
+
 def test_tensorboard_that_never_had_an_outcome_writes_nothing(tmp_path: Path) -> None:
     TensorBoardTracker(tmp_path / "tb").close()
     assert not (tmp_path / "tb").exists()
@@ -112,12 +131,14 @@ def test_tensorboard_that_never_had_an_outcome_writes_nothing(tmp_path: Path) ->
 
 WANDB_PROGRAM = """
 import sys, wandb
+from dataclasses import replace
 from tests.test_tracking import outcome
 from vime.eval.tracking import WandbTracker
 options = dict(project="p", mode="offline", dir=sys.argv[1],
                settings=wandb.Settings(silent=True, console="off"))
 training = wandb.init(**options)  # the run of the training loop in the same process
 tracker = WandbTracker(**options)
+tracker.log(replace(outcome(0, toy=0.25), hf_dir="/models/base"))
 tracker.log(outcome(20, toy=0.75))
 tracker.log(outcome(10, toy=0.5, rare=0.125))
 training.log({"loss": 1.0}, step=7)
@@ -173,18 +194,21 @@ def test_wandb_plots_against_eval_step_and_its_summary_is_of_the_newest_step(
     (theirs,) = [run for run in runs if run is not ours]
     assert [values(r.history.item)["loss"] for r in theirs if r.HasField("history")] == [1.0]
 
-    history = [values(r.history.item) for r in ours if r.HasField("history")]
+    base, *history = [values(r.history.item) for r in ours if r.HasField("history")]
+    assert (base["eval/step"], base["eval_base/toy"]) == (0, 0.25)
+    assert "eval/toy" not in base
     assert [(row["eval/step"], row["eval/toy"]) for row in history] == [(20, 0.75), (10, 0.5)]
     metrics = {
         (r.metric.name or r.metric.glob_name): r.metric for r in ours if r.HasField("metric")
     }
-    assert metrics["eval/*"].step_metric == "eval/step"
+    assert metrics["eval/*"].step_metric == metrics["eval_base/*"].step_metric == "eval/step"
     assert metrics["eval/*"].summary.none  # wandb's own would be the value that came last
     summary: dict[str, Any] = {}
     for record in ours:
         if record.HasField("summary"):
             summary |= values(record.summary.update)
-    assert {k: v for k, v in summary.items() if k.startswith("eval/")} == {
+    assert {k: v for k, v in summary.items() if k.startswith("eval")} == {
+        "eval_base/toy": 0.25,
         "eval/toy": 0.75,
         "eval/rare": 0.125,
         "eval/step": 20,
@@ -198,6 +222,71 @@ def values(items: Any) -> dict[str, Any]:
 def test_wandb_takes_a_run_or_arguments_for_one() -> None:
     with pytest.raises(ValueError, match=r"both run=.*project"):
         WandbTracker(run=object(), project="p")
+
+
+# -- MLflow ------------------------------------------------------------------------------------
+
+MLFLOW_PROGRAM = """
+import json, sys
+from dataclasses import replace
+from mlflow.tracking import MlflowClient
+from tests.test_tracking import outcome
+from vime.eval.tracking import MlflowTracker
+
+uri = "file://" + sys.argv[1]
+tracker = MlflowTracker(tracking_uri=uri, run_name="ours")
+tracker.log(replace(outcome(0, toy=0.0), hf_dir="/models/base"))
+tracker.log(outcome(20, toy=0.75, **{"a/b@5": 1.0}))
+tracker.log(outcome(10, toy=0.5, rare=0.125))
+tracker.close()
+
+client = MlflowClient(tracking_uri=uri)
+(run,) = client.search_runs([client.get_experiment_by_name("vime").experiment_id])
+finished = run.info.status
+shared = MlflowTracker(run.info.run_id, tracking_uri=uri)
+client.update_run(run.info.run_id, status="RUNNING")
+shared.log(outcome(30, toy=0.25))
+shared.close()
+run = client.get_run(run.info.run_id)
+history = client.get_metric_history(run.info.run_id, "eval/toy")
+print(json.dumps({
+    "name": run.info.run_name,
+    "status": [finished, run.info.status],
+    "latest": run.data.metrics,
+    "history": [[m.step, m.value] for m in history],
+}))
+"""
+
+
+def test_mlflow_has_each_metric_at_its_own_step_and_the_newest_as_the_latest(
+    tmp_path: Path,
+) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", MLFLOW_PROGRAM, str(tmp_path / "store")],
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
+        stdout=subprocess.PIPE,
+        timeout=100,
+    )
+    found = json.loads(out.stdout)
+    assert found["history"] == [[20, 0.75], [10, 0.5], [30, 0.25]]
+    assert found["latest"] == {
+        "eval/toy": 0.25,
+        "eval/rare": 0.125,
+        "eval/a/b_5": 1.0,
+        "eval/step": 30.0,
+        "eval_base/toy": 0.0,
+    }
+    assert found["name"] == "ours"
+    # A run of its own is finished; one that it was given is not its to finish.
+    assert found["status"] == ["FINISHED", "RUNNING"]
+
+
+def test_mlflow_begins_nothing_before_the_first_outcome(tmp_path: Path) -> None:
+    tracker = MlflowTracker(tracking_uri=f"file://{tmp_path}")
+    tracker.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- what users pass ---------------------------------------------------------------------------
@@ -217,19 +306,20 @@ def test_a_tracker_a_callable_and_a_name_are_trackers(tmp_path: Path) -> None:
     assert jsonl.path == tmp_path / "metrics.jsonl"
     assert isinstance(as_tracker("tensorboard", tmp_path), TensorBoardTracker)
     assert isinstance(as_tracker("wandb", tmp_path), WandbTracker)
+    assert isinstance(as_tracker("mlflow", tmp_path), MlflowTracker)
 
 
-@pytest.mark.parametrize("wrong", ["mlflow", 3, None, Recorder, {"log": 1}])
+@pytest.mark.parametrize("wrong", ["neptune", 3, None, Recorder, {"log": 1}])
 def test_anything_else_is_refused_with_what_was_expected(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected .*jsonl, tensorboard, wandb"):
+    with pytest.raises(ValueError, match=r"expected .*jsonl, tensorboard, wandb, mlflow"):
         as_tracker(wrong)
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_named_tracker_without_its_package_says_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(tracker_classes.importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match=rf"pip install 'vime\[{name}\]'"):
         as_tracker(name)
 
