@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ POINT_KEYS = [
     "lag_steps",
     "duration_s",
     "stall_s",
+    "hf_dir",
 ]
 
 
@@ -107,6 +109,19 @@ def test_a_number_that_json_lacks_becomes_null(run: Run) -> None:
     write_report(run.path.parent, "run-1", [done(0, float("nan"))], 20, 40.0)
     (point,) = json.loads((run.path.parent / "summary.json").read_text())["points"]
     assert point["metrics"]["eval/addition"] is None
+
+
+def test_a_baseline_and_step_0_are_told_apart(run: Run) -> None:
+    outcomes = [replace(done(0, 0.1), hf_dir="/models/base"), done(0, 0.2)]
+    summary = write_report(run.path.parent, "run-1", outcomes, 20, 40.0)
+    assert [point["hf_dir"] for point in summary["points"]] == ["/models/base", None]
+    text = io.StringIO()
+    print_summary(summary, run.path.parent, Console(file=text, width=100))
+    rows = [line.split()[:3] for line in text.getvalue().splitlines()[1:3]]
+    assert rows[0] == ["0", "(base)", "0.100"]
+    assert rows[1][:2] == ["0", "0.200"]
+    write_report(run.path.parent, "run-1", outcomes[:1], 20, 40.0)
+    assert picture(run).width > 1000
 
 
 @pytest.mark.parametrize("wall_s", [0.0, -1.0, float("nan")])

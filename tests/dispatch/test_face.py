@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,44 @@ def test_under_ci_test_a_skipped_point_fails_the_next_call_and_the_drain(tmp_pat
         with pytest.raises(SkippedPointsError, match="step 1: crashed"):
             call()
     dispatcher.close()
+
+
+CI_PROGRAM = """
+import argparse
+from vime.eval import EvalDispatcher, add_eval_arguments
+from vime.rollout.checkpoint_eval import EvalSkip
+
+def score(step):
+    if step % 2:
+        raise EvalSkip("not_today", f"step {step} is odd")
+    return {"sums": 1.0}
+
+args = add_eval_arguments(argparse.ArgumentParser()).parse_args()
+with EvalDispatcher.from_args(args, shared_eval=score) as dispatcher:
+    dispatcher.dispatch(0)
+    dispatcher.dispatch(1)
+    print("trained")
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--ci-test"], 1), ([], 0)])
+def test_under_ci_test_a_program_whose_last_point_was_skipped_ends_with_the_reasons(
+    tmp_path: Path, words: list[str], status: int
+) -> None:
+    program = [sys.executable, "-c", CI_PROGRAM, *words]
+    ended = subprocess.run(
+        [*program, "--eval-run-dir", str(tmp_path / "run")],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == status
+    assert ended.stdout == "trained\n"
+    last = "\n".join(ended.stderr.splitlines()[-2:])
+    if status:
+        assert last.endswith(
+            "--ci-test: 1 eval point(s) were skipped:\n  step 1: not_today: step 1 is odd"
+        )
+    else:
+        assert ended.stderr == ""
 
 
 def test_the_lag_counts_the_steps_that_training_was_ahead(shared: EvalDispatcher) -> None:

@@ -51,6 +51,7 @@ def test_a_given_checkpoint_is_pinned_without_an_export_and_is_another_point_tha
             await desk.dispatch(0)
             outcomes = await desk.drain()
             assert [o.state for o in outcomes] == ["done", "done"]
+            assert [(o.rollout_id, o.hf_dir) for o in outcomes] == [(0, "base"), (0, None)]
             ids = [r.id for r in desk.records if r.trigger == "dispatch"]
             assert ids == ["hf:0", "0"]
             states = [r.dest for r in desk.records if r.id == "hf:0"]

@@ -118,6 +118,8 @@ class Outcome:
         lag_steps: how many steps training was ahead when the result landed.
         duration_s: seconds from dispatch to the result.
         stall_s: seconds that the training thread waited in ``dispatch``.
+        hf_dir: the checkpoint that the caller gave (the baseline before training, say); ``None``
+            for the weights of training. A baseline and step 0 may have the same ``rollout_id``.
     """
 
     rollout_id: int
@@ -129,6 +131,7 @@ class Outcome:
     lag_steps: int
     duration_s: float
     stall_s: float
+    hf_dir: str | None = None
 
 
 class Capture(Protocol):

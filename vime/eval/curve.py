@@ -72,6 +72,8 @@ def _draw_scores(axes: Any, summary: Mapping[str, Any]) -> None:
     names = dict.fromkeys(name for point in done for name in scores_in(point["metrics"]))
     for name, colour in zip(names, _LINES * len(names), strict=False):
         mine = [point for point in done if name in scores_in(point["metrics"])]
+        _draw_given(axes, name, [point for point in mine if point.get("hf_dir")], colour)
+        mine = [point for point in mine if not point.get("hf_dir")]
         steps = [point["rollout_id"] for point in mine]
         values = [point["metrics"][f"eval/{name}"] for point in mine]
         errors = [point["metrics"].get(f"eval/{name}/stderr") or 0.0 for point in mine]
@@ -95,6 +97,14 @@ def _draw_scores(axes: Any, summary: Mapping[str, Any]) -> None:
         axes.legend(frameon=False, loc="lower right")
     elif names:
         axes.set_ylabel(f"mean reward, {next(iter(names))}")
+
+
+def _draw_given(axes: Any, name: str, points: list[dict[str, Any]], colour: str) -> None:
+    """A hollow mark for each checkpoint that the caller gave: it is no point of training's line."""
+    steps = [point["rollout_id"] for point in points]
+    values = [point["metrics"][f"eval/{name}"] for point in points]
+    style = {"markerfacecolor": "white", "markersize": 7, "zorder": 3}
+    axes.plot(steps, values, linestyle="none", marker="D", color=colour, **style)
 
 
 def _lanes(run_dir: Path, run_id: str) -> list[Life]:
@@ -128,7 +138,7 @@ def _draw_lanes(axes: Any, lanes: list[Life], summary: Mapping[str, Any]) -> Non
                 color=_HELD_UP[0],
                 fontsize=8,
             )
-    axes.set_yticks(range(len(lanes)), [f"step {_step(lane)}" for lane in lanes], fontsize=8)
+    axes.set_yticks(range(len(lanes)), [_lane_name(lane) for lane in lanes], fontsize=8)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.tick_params(axis="y", length=0)
@@ -143,6 +153,10 @@ def _draw_lanes(axes: Any, lanes: list[Life], summary: Mapping[str, Any]) -> Non
 def _stall_s(lane: Life) -> float:
     stall_s = lane.detail.get("stall_s")
     return float(stall_s) if isinstance(stall_s, (int, float)) else 0.0
+
+
+def _lane_name(lane: Life) -> str:
+    return f"{'base' if lane.id.startswith('hf:') else 'step'} {_step(lane)}"
 
 
 def _step(lane: Life) -> int | None:

@@ -79,6 +79,7 @@ class PointLife:
             lag_steps=lag_steps,
             duration_s=duration_s,
             stall_s=self.stall_s,
+            hf_dir=None if self.point.hf_dir is None else str(self.point.hf_dir),
         )
         self.machine.fire(
             trigger,

@@ -67,6 +67,7 @@ def _point(outcome: Outcome) -> dict[str, Any]:
         "lag_steps": outcome.lag_steps,
         "duration_s": outcome.duration_s,
         "stall_s": outcome.stall_s,
+        "hf_dir": outcome.hf_dir,
     }
 
 
@@ -150,7 +151,7 @@ def print_summary(
         table.add_column(name, justify="right", no_wrap=name != "score")
     for point in summary["points"]:
         table.add_row(
-            str(point["rollout_id"]),
+            f"{point['rollout_id']}{' (base)' if point['hf_dir'] else ''}",
             _score_text(point),
             str(point["lag_steps"]) if point["state"] == "done" else "",
             duration(point["duration_s"] * 1e9),
