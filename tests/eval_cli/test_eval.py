@@ -174,6 +174,20 @@ def test_two_checkpoints_of_one_step_get_places_of_their_own() -> None:
     ]
 
 
+def test_scores_that_cannot_be_kept_are_told_and_one_that_cannot_be_read_is_bad_usage(
+    command: Command, steps: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    command.scores = tmp_path / "file" / "scores.jsonl"
+    status, (line,), err = command(steps / "step_10")
+    assert (status, line["state"]) == (0, "done")
+    assert f"--scores {command.scores}: " in err
+    command.scores = tmp_path
+    status, lines, err = command(steps / "step_10")
+    assert (status, lines) == (2, [])
+    assert f"{tmp_path}: Is a directory" in err
+
+
 def test_the_ledger_survives_a_torn_line_and_a_stranger(tmp_path: Path) -> None:
     path = tmp_path / "scores.jsonl"
     scored = Scored("c", "s", "/x", 1, {"eval/a": 0.5}, "/runs/1")
@@ -238,8 +252,9 @@ def test_bad_usage_is_one_line_and_status_2(
     assert message in line
 
 
-def test_ctrl_c_ends_a_watch_with_status_130_and_leaves_nothing(
-    steps: Path, tmp_path: Path
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_watch_that_is_told_to_end_leaves_nothing(
+    number: int, status: int, steps: Path, tmp_path: Path
 ) -> None:
     words = ["eval", "--watch", str(steps), "--poll", "0.05", "--eval-function-path", BACKEND]
     words += ["--scores", str(tmp_path / "s"), "--eval-run-dir", str(tmp_path / "run")]
@@ -256,7 +271,7 @@ def test_ctrl_c_ends_a_watch_with_status_130_and_leaves_nothing(
             "step 10",
             "step 20",
         ]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(number)
+        assert process.wait(60) == status
     assert list((tmp_path / "tmp").iterdir()) == []
     assert len(Ledger(tmp_path / "s")._known) == 2

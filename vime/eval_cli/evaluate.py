@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from vime.eval_cli.checkpoints import Checkpoint, Numbers, Watch
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from vime.eval.dispatcher import EvalDispatcher, EvalHandle
     from vime.eval_cli.ledger import Ledger, Scored
 
-OK, SOME_SKIPPED = 0, 1
+OK, SOME_SKIPPED, TERMINATED = 0, 1, 143
 
 
 def setup(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +73,12 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate; status 1 when a checkpoint was skipped."""
     from vime.eval.config import ConfigError, EvalConfig
     from vime.eval.fleet.supervisor import FleetStartError
-    from vime.eval_cli.ledger import Ledger, settings_identity
 
     named = list(dict.fromkeys(_directory(path) for path in args.checkpoints))
     watch = None if args.watch is None else Watch(_directory(args.watch), named)
     if not named and watch is None:
         raise UsageError("nothing to evaluate: name a CHECKPOINT_DIR, or --watch DIR")
-    with tempfile.TemporaryDirectory(prefix="vime-eval-") as staging:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="vime-eval-") as staging:
         _complete(args, named, staging)
         try:
             config = EvalConfig.from_args(args)
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                     "nothing to evaluate with: --eval-num-gpus N makes a fleet, and "
                     "--eval-function-path names a CheckpointEvalFn"
                 )
-            job = Job(args, config, Ledger(Path(args.scores)), settings_identity(config))
+            job = _job(args, config)
             with job:
                 job.evaluate(named)
                 if watch is not None:
@@ -98,6 +99,29 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(f"vime: {error}\n")
             return SOME_SKIPPED
     return SOME_SKIPPED if job.num_skipped else OK
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that nothing is left behind."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _job(args: argparse.Namespace, config: EvalConfig) -> Job:
+    from vime.eval_cli.ledger import Ledger, settings_identity
+
+    try:
+        return Job(args, config, Ledger(Path(args.scores)), settings_identity(config))
+    except OSError as error:
+        raise UsageError(f"{error.filename or args.scores}: {error.strerror or error}") from error
 
 
 def _directory(name: str) -> Path:
@@ -159,7 +183,13 @@ class Job:
             if scored is not None and not self._args.again:
                 self._print_known(checkpoint, scored)
                 continue
-            handle = self._ready().dispatch(checkpoint.rollout_id, hf_dir=checkpoint.path)
+            dispatcher = self._ready()
+            try:
+                handle = dispatcher.dispatch(checkpoint.rollout_id, hf_dir=checkpoint.path)
+            except ValueError as error:  # it has vanished since it was found
+                self.num_skipped += 1
+                self._print(checkpoint, "skipped", f"gone: {error}", reason="gone")
+                continue
             self._pending.append((checkpoint, identity or "", handle))
             self._report_settled()
 
@@ -222,20 +252,9 @@ class Job:
             self._report(checkpoint, identity, handle.result())
 
     def _report(self, checkpoint: Checkpoint, identity: str, outcome: Outcome) -> None:
-        from vime.eval_cli.ledger import Scored
-
         assert self._dispatcher is not None
         if outcome.state == "done":
-            self._ledger.add(
-                Scored(
-                    identity,
-                    self._settings,
-                    str(checkpoint.path.absolute()),
-                    checkpoint.rollout_id,
-                    outcome.metrics,
-                    str(self._dispatcher.run_dir),
-                )
-            )
+            self._remember(checkpoint, identity, outcome)
         else:
             self.num_skipped += 1
         said = _scores(outcome.metrics) if outcome.state == "done" else _reason(outcome)
@@ -249,6 +268,26 @@ class Job:
             weight_version=outcome.weight_version,
             run_dir=str(self._dispatcher.run_dir),
         )
+
+    def _remember(self, checkpoint: Checkpoint, identity: str, outcome: Outcome) -> None:
+        from vime.eval_cli.ledger import Scored
+
+        assert self._dispatcher is not None
+        scored = Scored(
+            identity,
+            self._settings,
+            str(checkpoint.path.absolute()),
+            checkpoint.rollout_id,
+            outcome.metrics,
+            str(self._dispatcher.run_dir),
+        )
+        try:
+            self._ledger.add(scored)
+        except OSError as error:  # the score itself is in the run's evidence
+            told = (
+                f"--scores {self._ledger.path}: {error.strerror or error}; it will be scored anew"
+            )
+            sys.stderr.write(f"vime: {clean(told)}\n")
 
     def _print_known(self, checkpoint: Checkpoint, scored: Scored) -> None:
         text = f"{_scores(scored.metrics)}, see {scored.run_dir} (--again scores it anew)"
