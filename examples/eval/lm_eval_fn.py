@@ -12,12 +12,14 @@ On a vLLM server of your own, as a ``CheckpointEvalFn`` (see :mod:`eval.external
 ``LM_EVAL_TASKS`` (or ``args.lm_eval_tasks``) names the tasks, separated by commas.
 ``LM_EVAL_TASK_DIR`` (or ``args.lm_eval_task_dir``) is the directory with their YAML files; the one
 beside this file if absent, and those that the harness brings if empty (their data is downloaded).
+It needs the package ``lm_eval``.
 
 Each metric lands as ``eval/TASK/METRIC``, its standard error as ``eval/TASK/METRIC/stderr``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -111,8 +113,10 @@ def task_names(args: Namespace) -> list[str]:
     """The tasks that ``args.lm_eval_tasks`` or ``LM_EVAL_TASKS`` names.
 
     Raises:
-        ValueError: none.
+        ValueError: none, or there is no harness to run them.
     """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("lm_eval, which runs the tasks, is not installed: pip install lm_eval")
     named = getattr(args, "lm_eval_tasks", None) or os.environ.get("LM_EVAL_TASKS", "")
     names = [name.strip() for name in named.split(",") if name.strip()]
     if not names:

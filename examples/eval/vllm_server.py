@@ -70,9 +70,15 @@ class VllmServer:
 
         Raises:
             EngineFailure: it did not come up; with the end of its log.
+            ValueError: there are too few GPUs.
         """
         tokens = Tokens()
         gpus = visible_gpus() if gpus is None else gpus
+        if gpus is not None and len(gpus) < settings.num_gpus:
+            raise ValueError(
+                f"--eval-num-gpus-per-engine {settings.num_gpus}: only {len(gpus)} GPUs are "
+                f"visible here ({', '.join(gpus) or 'none'})"
+            )
         port = PortReservation(settings.host)
         try:
             process = await spawn(
@@ -81,8 +87,10 @@ class VllmServer:
                 env=engine_environment(settings, 0, tokens, gpus),
                 log_path=settings.run_dir / "logs" / "external_vllm.log",
             )
-        except BaseException:
+        except BaseException as error:
             port.close()
+            if isinstance(error, (OSError, RuntimeError)):  # a TimeoutError is an OSError
+                raise EngineFailure("gone", f"it could not be started: {error}") from error
             raise
         url = f"http://{settings.host}:{port.number}"
         server = cls(url, tokens, settings, process, port)
