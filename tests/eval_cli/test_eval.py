@@ -188,6 +188,25 @@ def test_scores_that_cannot_be_kept_are_told_and_one_that_cannot_be_read_is_bad_
     assert f"{tmp_path}: Is a directory" in err
 
 
+def test_a_backend_in_the_working_directory_is_found_as_beside_a_script(
+    steps: Path, tmp_path: Path
+) -> None:
+    source = Path(__file__).with_name("backend.py")
+    shutil.copy(source, tmp_path / "my_backend.py")
+    words = ["eval", str(steps / "step_20"), "--eval-function-path", "my_backend.NormBackend"]
+    words += ["--eval-run-dir", "run"]
+    out = subprocess.run(  # -P: as the installed command, which does not look there by itself
+        [sys.executable, "-P", "-m", "vime.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (out.returncode, out.stderr) == (0, "")
+    assert out.stdout.startswith(f"{steps / 'step_20'}: step 20: done: norm 2 ± 0, ")
+    assert len(Ledger(tmp_path / "runs" / "scores.jsonl")._known) == 1
+
+
 def test_the_ledger_survives_a_torn_line_and_a_stranger(tmp_path: Path) -> None:
     path = tmp_path / "scores.jsonl"
     scored = Scored("c", "s", "/x", 1, {"eval/a": 0.5}, "/runs/1")

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("nothing to evaluate: name a CHECKPOINT_DIR, or --watch DIR")
     with _ended_in_order(), tempfile.TemporaryDirectory(prefix="vime-eval-") as staging:
         _complete(args, named, staging)
+        _look_here_too()
         try:
             config = EvalConfig.from_args(args)
             if not config.uses_snapshots:
@@ -129,6 +130,13 @@ def _directory(name: str) -> Path:
     if not path.is_dir():
         raise UsageError(f"{name}: no such directory")
     return path
+
+
+def _look_here_too() -> None:
+    """Rewards and eval functions may lie in the working directory, as for ``python train.py``."""
+    here = str(Path.cwd())
+    if not {"", here} & {*sys.path}:
+        sys.path.insert(0, here)
 
 
 def _complete(args: argparse.Namespace, named: list[Path], staging: str) -> None:
