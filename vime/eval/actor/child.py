@@ -62,6 +62,16 @@ async def _serve(channel: Channel) -> int:
 def _make(payload: bytes) -> Actor:
     path, factory_path, args_payload = loads(payload, "the owner's first message")
     sys.path[:] = path
+    return make_actor(factory_path, args_payload)
+
+
+def make_actor(factory_path: str, args_payload: bytes) -> Actor:
+    """Call the factory at ``package.module:callable`` with its pickled arguments.
+
+    Raises:
+        Exception: it cannot be found, its arguments cannot be rebuilt, or it fails.
+        TypeError: also: it made no :class:`Actor`.
+    """
     module_name, _, name = factory_path.partition(":")
     factory = getattr(importlib.import_module(module_name), name)
     actor = factory(*loads(args_payload, f"the arguments of {factory_path}"))

@@ -129,6 +129,14 @@ class ProcessActor:
         """See :meth:`ActorRef.tell`; waits for the actor's earlier messages."""
         await self._send(Kind.TELL, dumps(message, f"a message to actor {self.name}"))
 
+    async def relay(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
+        """Pass on a message that somebody else has pickled; returns the reply as it came.
+
+        Raises:
+            ActorDied: see :meth:`ask`.
+        """
+        return await self._send(kind, payload)
+
     async def stop(self) -> None:
         """See :meth:`ActorRef.stop`; shielded from cancellation."""
         self._stopping = True

@@ -1,0 +1,396 @@
+"""Actors on a Ray cluster behave as those in a process of this machine, and outlive nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from blockbuster import blockbuster_ctx
+
+from tests.test_actor_process import Fifo, Hold
+from vime.eval.actor import ActorDied, ActorEvent, RemoteError
+from vime.ray import hosting
+from vime.ray.actors import RayActor
+from vime.rollout.checkpoint_eval import EvalSkip
+
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.usefixtures("machine")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_vime_blocks_the_loop() -> Iterator[None]:
+    with blockbuster_ctx("vime"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    _, alive = psutil.wait_procs(of_actors(), timeout=10)
+    assert not alive
+
+
+def of_actors() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any("vime actor" in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has exited, even if its parent has not noticed yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@dataclass
+class World:
+    """Makes actors, and remembers what their processes and their owner noted."""
+
+    path: Path
+    events: list[ActorEvent] = field(default_factory=list)
+
+    def actor(self, factory: str = "tests.programs.actors:Probe", **settings: Any) -> RayActor:
+        args = (self.path / "journal",) if "Probe" in factory else ()
+        return RayActor(
+            factory,
+            args,
+            name="probe",
+            log_path=self.path / "logs" / "probe.log",
+            on_event=self.events.append,
+            **settings,
+        )
+
+    def watched(self, **settings: Any) -> RayActor:
+        return self.actor("tests.ray.programs:Watched", **settings)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    @property
+    def journal(self) -> list[str]:
+        return [line.split()[0] for line in (self.path / "journal").read_text().splitlines()]
+
+    @contextmanager
+    def fifo(self) -> Iterator[Fifo]:
+        fifo = Fifo(self.path / f"fifo-{len(list(self.path.iterdir()))}")
+        try:
+            yield fifo
+        finally:
+            os.close(fifo.fd)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@asynccontextmanager
+async def held(world: World, ref: RayActor) -> AsyncIterator[Hold]:
+    """The actor has a message in hand; leaving lets it go."""
+    hold = Hold(world.path / "hold")
+    with world.fifo() as fifo:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.ask, ("say_and_wait", fifo.path, hold.path))
+            await fifo.heard()
+            try:
+                yield hold
+            finally:
+                hold.let_go()
+
+
+async def ends(fifo: Fifo) -> None:
+    """Wait until whoever holds the FIFO's other end has died."""
+    with anyio.fail_after(30):
+        while True:
+            await anyio.wait_readable(fifo.fd)
+            if os.read(fifo.fd, 64) == b"":
+                return
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+async def test_the_actor_runs_in_a_process_of_its_own_that_starts_when_it_is_first_asked(
+    world: World,
+) -> None:
+    import ray
+
+    async with world.actor() as ref:
+        assert world.events == []
+        pid = await ref.ask(("pid",))
+        assert psutil.Process(pid) in of_actors()
+        detail = {"pid": pid, "node": ray.util.get_node_ip_address()}
+        assert world.events == [ActorEvent("probe", "started", detail)]
+        assert await ref.ask(("pid",)) == pid
+    assert world.kinds == ["started", "stopped"]
+    assert world.journal == ["started", "stopped"]
+
+
+async def test_an_actor_that_was_never_asked_starts_nothing(world: World) -> None:
+    async with world.actor():
+        pass
+    assert world.events == []
+    assert not (world.path / "logs").exists()
+
+
+async def test_messages_of_any_size_are_handled_one_after_the_other_in_their_order(
+    world: World,
+) -> None:
+    large = os.urandom(5_000_000)
+    ref = world.actor()
+    async with ref:
+        assert await ref.ask(("echo", large)) == large
+        async with held(world, ref) as hold, anyio.create_task_group() as tasks:
+            for n, padding in enumerate((" " * 5_000_000, "", " " * 300_000, "")):
+                tasks.start_soon(ref.tell, ("note", f"{n}{padding}"))
+                await anyio.wait_all_tasks_blocked()
+            hold.let_go()
+    assert world.journal == ["started", "0", "1", "2", "3", "stopped"]
+
+
+async def test_what_handle_raises_arrives_as_from_any_other_actor(world: World) -> None:
+    async with world.actor() as ref:
+        with pytest.raises(ValueError, match="the effect") as caught:
+            await ref.ask(("raise_chained",))
+        assert "OSError: the cause" in caught.value.__notes__[0]
+        with pytest.raises(EvalSkip) as skipped:
+            await ref.ask(("raise_skip",))
+        assert skipped.value.reason == "my_backend_is_away"
+        with pytest.raises(RemoteError, match="NoSuchMailboxError: letters"):
+            await ref.ask(("raise_from_a_module_that_only_the_child_knows",))
+        with pytest.raises(TypeError, match=r"a message to actor probe .* cannot be pickled"):
+            await ref.ask(("echo", lambda: None))
+        assert await ref.ask(("echo", 1)) == 1
+    assert world.kinds == ["started", "stopped"]
+
+
+async def test_the_process_has_the_gpus_and_the_environment_that_its_actor_was_given(
+    world: World,
+) -> None:
+    ref = world.watched(options={"num_cpus": 1, "num_gpus": 2}, env={"SECRET": "s"})
+    async with ref:
+        found = await ref.ask(("environment", "CUDA_VISIBLE_DEVICES"))
+        assert len(set(found.split(","))) == 2
+        assert await ref.ask(("environment", "SECRET")) == "s"
+    async with world.watched() as ref:
+        assert await ref.ask(("environment", "CUDA_VISIBLE_DEVICES")) == ""
+
+
+# --- deaths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "tail"),
+    [
+        ("die_by_exit", "exit status 3", "last words"),
+        ("die_by_segfault", "signal SIGSEGV", "Segmentation fault"),
+        ("die_by_kill", "signal SIGKILL", ""),
+    ],
+)
+async def test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process(
+    method: str, how: str, tail: str, world: World
+) -> None:
+    async with world.actor() as ref:
+        pid = await ref.ask(("pid",))
+        with anyio.fail_after(30), pytest.raises(ActorDied) as caught:
+            await ref.ask((method,))
+        assert caught.value.how == how
+        assert tail in caught.value.log_tail
+        assert await ref.ask(("pid",)) != pid
+    assert world.kinds == ["started", "died", "started", "stopped"]
+
+
+async def test_the_death_of_the_ray_actor_ends_the_process_and_fails_every_waiting_ask(
+    world: World,
+) -> None:
+    errors: list[ActorDied] = []
+
+    async def ask(message: Any) -> None:
+        with pytest.raises(ActorDied) as caught:
+            await ref.ask(message)
+        errors.append(caught.value)
+
+    async with world.watched() as ref:
+        with world.fifo() as fifo:
+            await ref.ask(("hold", fifo.path))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, ("hold_and_stay", fifo.path))
+                await fifo.heard()
+                tasks.start_soon(ask, ("environment", "HOME"))
+                await anyio.wait_all_tasks_blocked()
+                kill_ray_actor(ref)
+            await ends(fifo)
+        first, second = errors
+        assert first.how.startswith("Worker unexpectedly exits")
+        assert "(on node " in first.how
+        assert second.how == f"{first.how} (at an earlier message)"
+        assert await ref.ask(("environment", "HOME")) == os.environ["HOME"]
+    assert world.kinds == ["started", "died", "started", "stopped"]
+
+
+def kill_ray_actor(ref: RayActor) -> None:
+    assert ref._life is not None
+    os.kill(ref._life.facts.pid, signal.SIGKILL)
+
+
+async def test_a_death_of_the_ray_actor_between_two_messages_costs_none(world: World) -> None:
+    async with world.actor() as ref:
+        pid = await ref.ask(("pid",))
+        assert ref._life is not None
+        host = ref._life.host
+        kill_ray_actor(ref)
+        with anyio.fail_after(30):
+            await host.how_lost()
+        assert await ref.ask(("pid",)) != pid
+    assert world.kinds == ["started", "died", "started", "stopped"]
+
+
+async def test_an_actor_that_ray_has_no_place_for_says_so(world: World) -> None:
+    ref = world.actor(options={"num_gpus": 100}, start_timeout_s=1)
+    async with ref:
+        with pytest.raises(ActorDied, match=r"no place with {'num_gpus': 100} within 1 s"):
+            await ref.ask(("pid",))
+    assert world.events == []
+
+
+async def test_a_start_that_cannot_succeed_says_why(world: World) -> None:
+    async with world.actor("tests.programs.actors:no_such_name") as ref:
+        with pytest.raises(ActorDied, match="no attribute 'no_such_name'"):
+            await ref.ask(("pid",))
+
+
+async def test_the_actor_ends_with_its_driver(world: World) -> None:
+    import ray
+
+    with world.fifo() as fifo:
+        address = ray.get_runtime_context().gcs_address
+        driver = start_driver(address, str(world.path / "log"), str(fifo.path))
+        try:
+            with anyio.fail_after(60):
+                await anyio.wait_readable(fifo.fd)
+        finally:
+            driver.kill()
+            driver.wait()
+        await ends(fifo)
+
+
+def start_driver(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tests.ray.programs", *words])
+
+
+# --- deadlines, cancellation, stops --------------------------------------------------------------
+
+
+async def test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one(
+    world: World,
+) -> None:
+    async with world.actor() as ref:
+        pid = await ref.ask(("pid",))
+        with world.fifo() as fifo, pytest.raises(TimeoutError, match="probe: no reply to tuple"):
+            await ref.ask(("say_and_block", fifo.path), timeout_s=0.5)
+        assert not psutil.pid_exists(pid)
+        assert await ref.ask(("pid",)) != pid
+    assert world.kinds == ["started", "ended", "started", "stopped"]
+
+
+async def test_a_cancelled_ask_ends_the_process_and_those_that_wait_get_a_new_one(
+    world: World,
+) -> None:
+    async with world.actor() as ref:
+        with world.fifo() as fifo:
+            async with anyio.create_task_group() as tasks:
+                scope = anyio.CancelScope()
+                tasks.start_soon(within, scope, ref.ask, ("say_and_block", fifo.path))
+                await fifo.heard()
+                tasks.start_soon(ref.ask, ("echo", 1))
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+    assert world.kinds == ["started", "ended", "started", "stopped"]
+
+
+async def within(scope: anyio.CancelScope, ask: Callable[[Any], Any], message: Any) -> None:
+    with scope:
+        await ask(message)
+
+
+async def test_a_message_that_is_cancelled_before_its_turn_is_not_sent_and_harms_nobody(
+    world: World,
+) -> None:
+    async with world.actor() as ref, held(world, ref):
+        with pytest.raises(TimeoutError):
+            await ref.ask(("note", "late"), timeout_s=0.05)
+    assert world.kinds == ["started", "stopped"]
+    assert world.journal == ["started", "stopped"]
+
+
+async def test_a_ray_actor_that_does_not_obey_is_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "GIVING_UP_S", 0.5)
+    async with world.watched() as ref:
+        with world.fifo() as fifo:
+            await ref.ask(("hold", fifo.path))
+            assert ref._life is not None
+            pid = ref._life.facts.pid
+            os.kill(pid, signal.SIGSTOP)
+            with anyio.fail_after(40), pytest.raises(TimeoutError):
+                await ref.ask(("environment", "HOME"), timeout_s=0.5)
+            await ends(fifo)
+        assert has_ended(pid)
+        assert await ref.ask(("environment", "HOME")) == os.environ["HOME"]
+    assert world.kinds == ["started", "ended", "started", "stopped"]
+
+
+async def test_stop_lets_waiting_messages_be_handled_and_refuses_new_ones(world: World) -> None:
+    async with world.actor() as ref:
+        async with held(world, ref) as hold, anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.tell, ("note", "before"))
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(ref.stop)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(ActorDied, match="it was stopped"):
+                await ref.ask(("note", "after"))
+            hold.let_go()
+        await ref.stop()
+    assert world.journal == ["started", "before", "stopped"]
+    assert world.kinds == ["started", "stopped"]
+
+
+async def test_stop_ends_what_is_not_done_in_time(world: World) -> None:
+    errors: list[ActorDied] = []
+
+    async def ask(message: Any) -> None:
+        with pytest.raises(ActorDied) as caught:
+            await ref.ask(message)
+        errors.append(caught.value)
+
+    ref = world.actor(stop_timeout_s=0.5)
+    with world.fifo() as fifo:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, ("say_and_block", fifo.path))
+            await fifo.heard()
+            tasks.start_soon(ask, ("echo", 1))
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(20):
+                await ref.stop()
+    assert [error.how for error in errors] == ["it was stopped"] * 2
+    assert world.kinds == ["started", "stopped"]
