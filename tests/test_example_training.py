@@ -331,6 +331,7 @@ def test_the_fleet_demo_scores_every_point_with_its_own_weights(tmp_path: Path) 
     before = set(Path("/dev/shm").glob("vime-demo-*"))
     command = [sys.executable, str(EXAMPLE), "--demo", "fleet", "--ci-test"]
     command += ["--steps", "40", "--eval-interval", "10"]
+    command += ["--eval-max-in-flight", "8"]  # so close together, two would hold training up
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     run_dir = tmp_path / "runs" / "latest"
