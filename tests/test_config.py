@@ -186,6 +186,21 @@ def test_a_frameworks_namespace_without_any_of_our_attributes_passes() -> None:
     assert EvalConfig.from_args(args) == EvalConfig()
 
 
+def test_what_a_framework_leaves_unset_has_its_default() -> None:
+    unset: dict[str, object] = dict.fromkeys(
+        [
+            "eval_temperature",
+            "eval_top_p",
+            "eval_max_response_len",
+            "eval_input_key",
+            "eval_reward_key",
+        ]
+    )
+    args = argparse.Namespace(**unset, n_samples_per_eval_prompt=4, apply_chat_template=True)
+    config = EvalConfig.from_args(args)
+    assert config == EvalConfig(n_samples_per_prompt=4, apply_chat_template=True)
+
+
 def test_a_frameworks_namespace_gets_one_error_that_lists_what_it_lacks() -> None:
     args = argparse.Namespace(eval_num_gpus=2, eval_hf_dir=None)
     with pytest.raises(ConfigError) as caught:

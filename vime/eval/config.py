@@ -144,8 +144,13 @@ def _path(value: str | Path | None) -> Path | None:
 
 
 def _getter(args: argparse.Namespace) -> Any:
-    """Reads a flag's value from a namespace that may lack some: then its default."""
-    return lambda dest: getattr(args, dest, BY_DEST[dest].default)
+    """Reads a flag's value from a namespace that may lack some, or leave it unset: its default."""
+
+    def get(dest: str) -> Any:
+        value = getattr(args, dest, None)
+        return BY_DEST[dest].default if value is None else value
+
+    return get
 
 
 def validate_eval_args(args: argparse.Namespace) -> None:

@@ -51,9 +51,13 @@ class Flag:
         return kind if self.minimum is None else f"{kind} of at least {self.minimum}"
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value, as the end of a sentence; ``None`` when nothing is."""
+        """What is wrong with a value, as the end of a sentence; ``None`` when nothing is.
+
+        Frameworks have flags of these names for what is evaluated, and leave them ``None``.
+        """
         if value is None:
-            return None if self.default is None else f"is None: expected {self.expected}"
+            is_unset = self.default is None or self.group == _WHAT
+            return None if is_unset else f"is None: expected {self.expected}"
         if self.choices:
             fits = value in self.choices
         elif self.parse is bool:

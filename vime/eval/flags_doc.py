@@ -22,7 +22,8 @@ Made from `vime/eval/flags.py` by `make docs`; do not edit.
 
 `add_eval_arguments(parser)` adds every flag that the parser lacks. `EvalDispatcher.from_args`
 reads them from any namespace, also one that another framework made: what it lacks has its
-default. Whatever is wrong is reported together, each with the flag, its value and the remedy.
+default, and so has what it leaves unset (`None`) of what is evaluated. Whatever is wrong is
+reported together, each with the flag, its value and the remedy.
 
 Every `--vllm-X` of the framework has an `--eval-vllm-X` too, for the eval engines alone; a
 switch can be said both ways (`--X`, `--no-X`).
