@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
-.PHONY: venv demo picture bench test test-fast test-real lint docs browser clean
+.PHONY: venv demo picture bench test test-fast test-slow test-real lint docs browser clean
 
 venv: $(STAMP)
 
@@ -39,10 +39,13 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint test-fast test-real
+test: lint test-fast test-slow test-real
 
 test-fast: venv
-	$(BIN)/pytest -m "not real" -n 2 -q
+	$(BIN)/pytest -m "not real and not slow" -n 2 -q
+
+test-slow: venv
+	$(BIN)/pytest -m "slow and not real" -n 2 -q
 
 test-real: venv
 	$(BIN)/pytest -m real -q

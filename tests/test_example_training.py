@@ -20,6 +20,8 @@ import train
 
 from vime.eval.runner.rewards import exact_match
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(train.__file__)
 
 

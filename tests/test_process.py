@@ -25,7 +25,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 TREE = [sys.executable, str(PROGRAMS / "tree.py")]
 KINDS = {"plain", "stopped", "own_session", "renamed_in_own_session", "daemon"}
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -19,7 +19,7 @@ from vime.eval.process import KeptProcess, spawn
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "litter.py")]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -16,6 +16,8 @@ from tests.fsm.traces import Run, version
 from vime.eval.contracts import Outcome
 from vime.eval.report import link_latest, print_summary, summarize, write_report
 
+pytestmark = pytest.mark.slow
+
 POINT_KEYS = [
     "rollout_id",
     "state",

@@ -27,6 +27,8 @@ from vime.eval.tracking import (
     as_tracker,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(step: int, **metrics: float) -> Outcome:
     named = {f"eval/{name}": value for name, value in metrics.items()}

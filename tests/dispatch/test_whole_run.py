@@ -18,6 +18,8 @@ import torch
 from tests.programs.driver import namespace
 from vime.eval import ConfigError, EvalDispatcher
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

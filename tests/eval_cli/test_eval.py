@@ -18,6 +18,8 @@ from vime.cli import main
 from vime.eval_cli.checkpoints import Numbers, Watch, step_of
 from vime.eval_cli.ledger import Ledger, Scored, checkpoint_identity, settings_identity
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["checkpoints"]  # a fixture
 
 BACKEND = "tests.eval_cli.backend.NormBackend"

@@ -25,7 +25,7 @@ from vime.eval import EvalDispatcher
 from vime.rollout.base_types import RolloutFnConstructorInput, RolloutFnEvalInput
 from vime.rollout.checkpoint_eval import EvalSkip
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(180)]
 
 SERVICE = Path(http_scoring_eval_fn.__file__).with_name("scoring_service.py")
 TEXTS = ["one and one are two", "the quick brown fox", "0123456789"]

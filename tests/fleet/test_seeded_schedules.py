@@ -20,6 +20,8 @@ from vime.eval.contracts import Snapshot
 from vime.eval.fleet.supervisor import FleetStartError
 from vime.rollout.checkpoint_eval import EvalSkip
 
+pytestmark = pytest.mark.slow
+
 FIRST_SEED = int(os.environ.get("VIME_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + 160)
 REASONS = {"pin_violation", "unhealthy", "timeout_pin"}

@@ -20,6 +20,8 @@ from vime.rollout.checkpoint_eval import (
     retarget_args,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["checkpoints"]  # a fixture
 
 

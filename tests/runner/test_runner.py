@@ -23,7 +23,7 @@ from vime.eval.runner.runner import EvalRunner, Evaluate, Refusal, RunnerEvaluat
 from vime.rollout.base_types import RolloutFnEvalInput, RolloutFnEvalOutput
 from vime.rollout.checkpoint_eval import CheckpointEvalFn, EvalSkip
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 SNAPSHOT = Snapshot(7, Path("/checkpoints/step_7"), "run:7:abc", "abc" * 9, owned=True)
 POINT = EvalPoint(7)

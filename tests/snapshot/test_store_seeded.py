@@ -21,7 +21,7 @@ from vime.eval.snapshot.verify import verify
 from vime.fsm.check import check
 from vime.rollout.checkpoint_eval import EvalSkip
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 SEEDS = range(12)
 NUM_MOVES = 25
