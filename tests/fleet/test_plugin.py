@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from tests.snapshots import checkpoints
 from tests.watch import watching
 from vime.eval.fleet.tensor_reader import TensorReader
-from vime.eval.fleet.vllm_plugin import ControlGuard, is_public
+from vime.eval.fleet.vllm_plugin import ControlGuard, die_with_parent, is_public
 from vime.eval.snapshot.manifest import Manifest
 from vime.eval.snapshot.weights import WeightsError
 
@@ -227,6 +228,12 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(
 
 
 # --- death with the parent
+
+
+def test_vllm_finds_the_plugin_in_each_of_its_processes() -> None:
+    (plugin,) = entry_points(group="vllm.general_plugins", name="vime")
+    assert plugin.load() is die_with_parent
+
 
 FAMILY = """
 import multiprocessing, os, sys, time

@@ -1,0 +1,305 @@
+"""Two real engines behind a real router, pinned, fed bad weights, killed, and shut down.
+
+The model's output head is tied to its embedding: the case in which a reload on a CPU goes wrong
+most easily. One fleet serves all the tests, in this order, because a start takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import httpx
+import psutil
+import pytest
+
+from tests.snapshots import CHANGES, change_tensors, write_checkpoint
+from tests.watch import watching
+from vime.eval.contracts import PinProof, Snapshot
+from vime.eval.fleet.control import EngineFailure
+from vime.eval.fleet.launch import Tokens, engine_argv, loopback_client
+from vime.eval.fleet.ports import PortReservation
+from vime.eval.fleet.settings import FleetSettings, preflight
+from vime.eval.fleet.supervisor import FleetSupervisor
+from vime.eval.process import spawn
+from vime.eval.snapshot.manifest import Manifest
+from vime.fsm.trace import Record, Trace
+from vime.rollout.checkpoint_eval import EvalSkip
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+# Longer than several blocks of the prefix cache, on any platform.
+PROMPT = [(7 * n) % 250 for n in range(200)]
+NUM_TOKENS = 8
+
+
+class RealFleet:
+    """A supervisor on a thread of its own, as in production; and what a cold engine answers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.settings = FleetSettings(
+            num_engines=2,
+            base=root / "base",
+            run_dir=root / "run",
+            vllm={"max_model_len": 256},
+            probe_interval_s=2.0,
+        )
+        self.records: list[Record] = []
+        self.trace_path = root / "trace.jsonl"
+        trace = Trace(self.trace_path, "run")
+        trace.subscribe(self.records.append)
+        self.supervisor = FleetSupervisor(self.settings, trace)
+        self.cold: list[int] = []
+        self.pids: set[int] = set()
+        self._stack = ExitStack()
+        self._stack.callback(trace.close)
+        self.portal: Any = None
+
+    def start(self) -> None:
+        preflight(self.settings)
+        self.portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal())
+        self._run, _ = self.portal.start_task(self.supervisor.run)
+        self._stack.callback(self._stop)
+        cold = self.portal.start_task_soon(self._ask_cold_engine)
+        self.portal.call(self.supervisor.wait_ready)
+        self.cold = cold.result()
+
+    def _stop(self) -> None:
+        self._run.cancel()
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    async def _ask_cold_engine(self) -> list[int]:
+        """What a plain vLLM says that was started on ``whole``, without anything of vime's."""
+        settings = FleetSettings(1, self.root / "whole", self.root, vllm={"max_model_len": 256})
+        with PortReservation("127.0.0.1") as port:
+            argv = engine_argv(settings, port.number, None)
+            for flag in ("--middleware", "--worker-extension-cls"):
+                del argv[argv.index(flag) : argv.index(flag) + 2]
+            env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+            process = await spawn(
+                argv, name="cold", env=env, log_path=self.root / "cold.log", scratch=True
+            )
+            async with process, loopback_client(f"http://127.0.0.1:{port.number}") as client:
+                with anyio.fail_after(300):
+                    while not await answers(client):  # noqa: ASYNC110 -- nobody would tell
+                        await anyio.sleep(0.5)
+                return await ask(client, "eval", None, PROMPT)
+
+    def snapshot(self, name: str, rollout_id: int) -> Snapshot:
+        path = self.root / name
+        manifest = Manifest.of_directory(path, "run", rollout_id, owned=False)
+        return Snapshot(rollout_id, path, manifest.weight_version, manifest.digest, owned=False)
+
+    def pin(self, name: str, rollout_id: int) -> AbstractContextManager[PinProof]:
+        snapshot = self.snapshot(name, rollout_id)
+        return self.portal.wrap_async_context_manager(  # type: ignore[no-any-return]
+            self.portal.call(self.supervisor.pin, snapshot)
+        )
+
+    def ask(self, proof: PinProof, prompt: list[int] = PROMPT) -> list[int]:
+        """Greedy tokens through the router; they must be of the pinned weights."""
+
+        async def through_router() -> list[int]:
+            async with loopback_client(proof.base_url) as client:
+                return await ask(client, proof.model, proof, prompt)
+
+        return self.portal.call(through_router)  # type: ignore[no-any-return]
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
+        async def wait() -> None:
+            with anyio.fail_after(timeout_s):
+                while not condition():
+                    await self.supervisor._change.wait()
+
+        self.portal.call(wait)
+
+    def fired(self, engine: str, trigger: str) -> int:
+        return sum((r.id, r.trigger) == (engine, trigger) for r in self.records)
+
+    def server(self, engine: int) -> psutil.Process:
+        """The API server of an engine."""
+        ready = [r for r in self.records if (r.id, r.trigger) == (f"engine_{engine}", "ready")]
+        assert ready[-1].detail is not None
+        return psutil.Process(ready[-1].detail["pid"])
+
+    def urls(self) -> list[str]:
+        return [engine.url for engine in self.supervisor._engines]
+
+
+async def answers(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+async def ask(
+    client: httpx.AsyncClient, model: str, proof: PinProof | None, prompt: list[int]
+) -> list[int]:
+    headers = {"Authorization": f"Bearer {proof.api_key}"} if proof is not None else {}
+    order = {
+        "model": model,
+        "token_ids": prompt,
+        "sampling_params": {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True},
+    }
+    with anyio.fail_after(60):
+        response = await client.post("/inference/v1/generate", json=order, headers=headers)
+    assert response.status_code == httpx.codes.OK, response.text
+    (choice,) = response.json()["choices"]
+    version = "default" if proof is None else proof.weight_version
+    assert choice["weight_versions"] == [{"version": version, "start": 0, "end": NUM_TOKENS}]
+    return [int(token) for token in choice["token_ids"]]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
+    root = tmp_path_factory.mktemp("fleet")
+    # Weights large enough that the head, tied to the embedding, decides the greedy token.
+    settings = {"tie_word_embeddings": True, "initializer_range": 0.2}
+    write_checkpoint(root / "base", seed=0, **settings)
+    write_checkpoint(root / "whole", seed=1, **settings)
+    for name in ("not_finite", "missing_layer"):
+        change_tensors(root / "whole", root / name, CHANGES[name])
+    fleet = RealFleet(root)
+    try:
+        fleet.start()
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def test_a_pinned_fleet_answers_as_an_engine_that_was_started_on_the_snapshot(
+    fleet: RealFleet,
+) -> None:
+    with fleet.pin("base", 0) as proof:
+        before = [fleet.ask(proof) for _ in range(4)]  # both engines have it in their caches
+    assert before == [before[0]] * 4
+    with fleet.pin("whole", 1) as proof:
+        assert [fleet.ask(proof) for _ in range(4)] == [fleet.cold] * 4
+        assert [e.engine for e in proof.engines] == ["engine_0", "engine_1"]
+        assert proof.pin_seconds < 30
+    assert fleet.cold != before[0]
+    with fleet.pin("base", 2) as proof:
+        assert [fleet.ask(proof) for _ in range(4)] == before
+
+
+def test_a_control_route_of_an_engine_needs_the_control_token_and_a_generation_the_key(
+    fleet: RealFleet,
+) -> None:
+    tokens = fleet.supervisor.tokens
+    own = {"Authorization": f"Bearer {tokens.api_key}"}
+    for url in fleet.urls():
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            for headers in ({}, own, {"Authorization": f"Bearer {Tokens().control}"}):
+                for path in ("/pause", "/collective_rpc", "/weight_checker", "/resume"):
+                    answer = client.post(path, headers=headers, json={"action": "reset"})
+                    assert answer.status_code == httpx.codes.UNAUTHORIZED, path
+                assert client.get("/server_info", headers=headers).status_code == 401
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/v1/models", headers=own).status_code == 200
+
+
+def test_no_token_is_in_a_command_line_a_log_or_the_trace(fleet: RealFleet) -> None:
+    tokens = fleet.supervisor.tokens
+    texts = [path.read_text() for path in (fleet.root / "run" / "logs").iterdir()]
+    assert len(texts) == 3
+    texts.append(fleet.trace_path.read_text())
+    for process in (fleet.server(0), *fleet.server(0).children(recursive=True)):
+        texts.append(json.dumps(process.cmdline()))
+    for text in texts:
+        assert tokens.api_key not in text
+        assert tokens.control not in text
+
+
+def test_everything_of_the_fleet_listens_on_loopback(fleet: RealFleet) -> None:
+    family = psutil.Process().children(recursive=True)
+    listening = [
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 4  # two engines, the router, its metrics
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_weights_that_are_no_numbers_are_unhealthy_and_the_next_snapshot_is_served(
+    fleet: RealFleet,
+) -> None:
+    with pytest.raises(EvalSkip) as skip, fleet.pin("not_finite", 3):
+        pass
+    assert skip.value.reason == "unhealthy"
+    assert "NaN in 1 tensors of the snapshot: model.norm.weight" in skip.value.detail
+    with fleet.pin("whole", 4) as proof:
+        assert [fleet.ask(proof) for _ in range(2)] == [fleet.cold] * 2
+    assert fleet.fired("engine_0", "restart") == fleet.fired("engine_1", "restart") == 1
+
+
+def test_a_killed_engine_comes_back_into_the_pin_that_it_left(fleet: RealFleet) -> None:
+    with fleet.pin("whole", 5) as proof:
+        victim = fleet.server(0)
+        tree = [victim.pid, *(child.pid for child in victim.children(recursive=True))]
+        with watching(tree) as watch:
+            os.kill(victim.pid, signal.SIGKILL)
+            began = time.monotonic()
+            # The eval goes on with the other engine, while the dead one is replaced.
+            while time.monotonic() - began < 3:
+                assert fleet.ask(proof) == fleet.cold
+            watch.assert_gone(10)  # to give a gigabyte back takes a while
+        fleet.until(lambda: fleet.fired("engine_0", "ready") == 3)
+        fleet.until(lambda: fleet.supervisor._engines[0].state == "serving")
+        fleet.until(lambda: not fleet.supervisor._hold.rejoining)  # type: ignore[union-attr]
+        assert [fleet.ask(proof) for _ in range(4)] == [fleet.cold] * 4
+
+
+def test_an_engine_that_keeps_old_weights_in_a_layer_is_found_out(fleet: RealFleet) -> None:
+    engine = fleet.supervisor._engines[1]
+    with pytest.raises(EngineFailure) as failure:
+        fleet.portal.call(engine.pin, fleet.snapshot("missing_layer", 6), 60)
+    assert failure.value.kind == "stale"
+    assert failure.value.skip_reason == "pin_violation"
+    assert "rank 0 kept old weights in" in failure.value.detail
+    assert "model.layers.1." in failure.value.detail
+    fleet.until(lambda: fleet.fired("engine_1", "kill") == 2)
+
+
+def test_nothing_is_left_of_a_fleet_that_was_shut_down(fleet: RealFleet) -> None:
+    family = [
+        *(process.pid for process in (fleet.server(0), *fleet.server(0).children(recursive=True))),
+        *(process.pid for process in psutil.Process().children()),  # the keepers
+    ]
+    assert len(family) >= 3 + 2  # the other engine is somewhere between death and birth
+    scratch = scratch_directories(family)
+    assert len(scratch) >= 2
+    ports = [int(url.rsplit(":", 1)[1]) for url in fleet.urls()]
+    with watching(family) as watch:
+        began = time.monotonic()
+        fleet.stop()
+        assert time.monotonic() - began < 15
+        watch.assert_gone(0.1)
+    assert [path for path in scratch if path.exists()] == []
+    for port in ports:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+            free.listen()
+    assert [r.dest for r in fleet.records][-2:] == ["stopped", "stopped"]
+
+
+def scratch_directories(pids: list[int]) -> set[Path]:
+    """The private directories for temporary files, of engines and router."""
+    named = {psutil.Process(pid).environ().get("TMPDIR", "") for pid in pids}
+    return {Path(name) for name in named if Path(name).name.startswith("vime-")}
