@@ -210,3 +210,15 @@ def test_results_that_arrive_out_of_order_land_at_their_own_step() -> None:
             assert [o.metrics["eval/step"] for o in desk.outcomes] == [1.0, 0.0]
 
     run_virtual(main)
+
+
+def test_waiting_for_a_slot_does_not_count_as_export_of_a_given_checkpoint() -> None:
+    async def main() -> None:
+        plans = Plans({0: Plan(run=Stage(100))})
+        limits = config(max_in_flight=1, export_timeout_s=50.0)
+        async with open_desk(limits, plans) as desk:
+            await desk.dispatch(0)
+            await desk.dispatch(1, hf_dir=Path("given"))
+            assert [o.state for o in await desk.drain()] == ["done", "done"]
+
+    run_virtual(main)

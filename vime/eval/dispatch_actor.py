@@ -36,6 +36,7 @@ from typing import Any, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from vime.eval import causes
 from vime.eval.actor import Actor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import (
@@ -48,15 +49,11 @@ from vime.eval.contracts import (
     PinProof,
     Snapshot,
 )
-from vime.eval.deadlines import skip_after
+from vime.eval.deadlines import GRACE_S, recorded_limits, skip_after
 from vime.eval.overflow import oldest_waiting
 from vime.eval.point_life import PointLife
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
-
-#: Fleet and evaluator keep their own deadlines. The dispatcher's come so many seconds later,
-#: for one that does not: its process may have to be ended without a last word.
-_GRACE_S = 30.0
 
 
 class Draft(Protocol):
@@ -216,9 +213,15 @@ class DispatchActor(Actor):
                 "policy": self._config.overflow_policy,
                 "max_in_flight": self._config.max_in_flight,
                 "pending": len(self._pending),
+                **recorded_limits(
+                    self._config,
+                    force=point.force,
+                    shared=self._store is None,
+                    with_fleet=self._fleet is not None,
+                ),
             },
         )
-        refusal: EvalSkip | None = EvalSkip("cancelled", "the run ended while it waited for a slot")
+        refusal: EvalSkip | None = EvalSkip("cancelled", causes.NO_SLOT)
         try:
             refusal = await self._window(life)
         finally:
@@ -268,14 +271,14 @@ class DispatchActor(Actor):
         if self._store is None:
             life.machine.fire("run", detail={"engines": "shared"})
             return Admitted(life)
+        life.export_started_at = anyio.current_time()
         if life.point.hf_dir is not None:
             return Admitted(life)
         life.machine.fire("export")
-        life.export_started_at = anyio.current_time()
         try:
             draft = self._store.begin(life.point.rollout_id, cause_seq=life.machine.last_seq)
         except OSError as error:
-            message = f"no directory for the snapshot: {error}"
+            message = f"{causes.NO_DIRECTORY}{error}"
             self._settle(life, life.skip("export_failed", message, self.training_step))
             return Admitted(life)
         return Admitted(life, draft)
@@ -303,7 +306,7 @@ class DispatchActor(Actor):
             del self._scopes[life.id]
             replaced = self._superseded.pop(life.id, None)
             if outcome is None:
-                why = replaced or EvalSkip("cancelled", "it was still pending when the run ended")
+                why = replaced or EvalSkip("cancelled", causes.STILL_PENDING)
                 outcome = life.skip(why.reason, why.detail, self.training_step, why.cause_seq)
             self._settle(life, outcome)
 
@@ -312,7 +315,7 @@ class DispatchActor(Actor):
         assert store is not None
         spent_s = anyio.current_time() - life.export_started_at
         left_s = self._config.export_timeout_s - spent_s
-        with skip_after(left_s, "timeout_export", "writing and verifying the snapshot"):
+        with skip_after(left_s, "timeout_export", causes.EXPORT):
             if life.point.hf_dir is not None:
                 return await store.adopt(life.point.rollout_id, life.point.hf_dir)
             assert capture is not None
@@ -324,12 +327,12 @@ class DispatchActor(Actor):
         async with AsyncExitStack() as stack:
             if self._fleet is None:
                 patience = self._patience(0.0)
-                with skip_after(patience, "timeout_eval", "waiting for its turn"):
+                with skip_after(patience, "timeout_eval", causes.TURN):
                     await stack.enter_async_context(self._turn)
                 return await self._run(life, snapshot, None)
             patience = self._patience(self._config.pin_timeout_s)
             life.machine.fire("pin", weight_version=snapshot.weight_version)
-            with skip_after(patience, "timeout_pin", "its turn at the fleet and its pin"):
+            with skip_after(patience, "timeout_pin", causes.PIN):
                 proof = await stack.enter_async_context(self._fleet.pin(snapshot))
             life.pin_s = proof.pin_seconds
             return await self._run(life, snapshot, proof)
@@ -340,8 +343,8 @@ class DispatchActor(Actor):
         Every point ahead may use up its own deadlines first.
         """
         ahead = sum(a.life.state in ("pinning", "running") for a in self._pending.values())
-        each = self._config.pin_timeout_s + self._config.eval_timeout_s + 2 * _GRACE_S
-        return ahead * each + own_s + _GRACE_S
+        each = self._config.pin_timeout_s + self._config.eval_timeout_s + 2 * GRACE_S
+        return ahead * each + own_s + GRACE_S
 
     async def _run(self, life: PointLife, snapshot: Snapshot, proof: PinProof | None) -> EvalOutput:
         assert self._evaluator is not None
@@ -353,7 +356,7 @@ class DispatchActor(Actor):
             cause_seq=None if proof is None else proof.cause_seq,
             detail=None if proof is None else {"engines": [e.engine for e in proof.engines]},
         )
-        with skip_after(self._config.eval_timeout_s + _GRACE_S, "timeout_eval", "the evaluation"):
+        with skip_after(self._config.eval_timeout_s + GRACE_S, "timeout_eval", causes.EVALUATION):
             return await self._evaluator.evaluate(life.point, snapshot, proof)
 
     # -- ends --------------------------------------------------------------------------------
@@ -395,7 +398,7 @@ class DispatchActor(Actor):
         """End the points whose caller was interrupted between admission and launch."""
         for admitted in list(self._pending.values()):
             if admitted.life.id not in self._scopes:
-                why = EvalSkip("cancelled", "its caller was interrupted before the hand-over")
+                why = EvalSkip("cancelled", causes.NOT_HANDED_OVER)
                 self._settle_for_caller(admitted, why, admitted.life.stall_s)
 
     async def stopped(self) -> None:

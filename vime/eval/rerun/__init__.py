@@ -1,0 +1,5 @@
+"""Runs the real dispatcher again, its collaborators answering from a trace."""
+
+from vime.eval.rerun.stage import Rerun, rerun
+
+__all__ = ["Rerun", "rerun"]
