@@ -20,6 +20,8 @@ from vime.cli import main
 from vime.fsm.record import FIELDS
 from vime.fsm.tables import TABLES
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = {
     "show": ["show", "{trace}"],
     "show-json": ["show", "{trace}", "--json", "--since", "1s", "--state", "skipped"],
@@ -35,6 +37,8 @@ COMMANDS = {
     "replay-json": ["replay", "{trace}", "--json", "--reason", "busy"],
     "replay-at-seq": ["replay", "{trace}", "--at", "7"],
     "replay-at-time": ["replay", "{trace}", "--at", "12.5", "--json"],
+    "rerun": ["rerun", "{trace}"],
+    "rerun-json": ["rerun", "{trace}", "--json"],
     "diff": ["diff", "{trace}", "{sound}"],
     "diff-json": ["diff", "{sound}", "{trace}", "--json"],
     "perfetto": ["export", "{trace}", "--format", "perfetto"],

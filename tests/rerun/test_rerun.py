@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,11 +213,23 @@ def test_what_cannot_be_run_again_is_one_line_and_status_2(
     assert "max_in_flight -1 in a dispatch record" in capsys.readouterr().err
 
 
+def test_a_rerun_loads_nothing_heavy_and_is_done_within_two_seconds() -> None:
+    program = f"""
+import sys, time
+from vime.cli import main
+assert main(["trace", "rerun", {str(REAL)!r}]) == 0
+heavy = ("torch", "transformers", "vllm", "ray", "numpy", "matplotlib", "safetensors")
+print(time.process_time(), [name for name in heavy if name in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    seconds, loaded = out.stdout.decode().splitlines()[-1].split(" ", 1)
+    assert loaded == "[]"
+    assert float(seconds) < 2
+
+
 def test_without_trio_the_command_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     path = write(tmp_path / "t", three_points())
     monkeypatch.setitem(sys.modules, "trio", None)
     monkeypatch.setitem(sys.modules, "trio.testing", None)
