@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 from eval.external_vllm_eval_fn import ExternalVllmEvalFn
+from eval.vllm_server import VllmServer
 
 from tests.snapshots import checkpoints
-from vime.rollout.base_types import RolloutFnConstructorInput
+from vime.rollout.base_types import (
+    RolloutFnConstructorInput,
+    RolloutFnEvalInput,
+    RolloutFnEvalOutput,
+)
 
 __all__ = ["checkpoints"]  # a fixture
 
@@ -52,3 +57,15 @@ async def external(
     yield function
     await function.dispose()
     assert function.server is None
+
+
+@pytest.fixture(scope="session")
+async def first(external: ExternalVllmEvalFn, checkpoints: Path) -> RolloutFnEvalOutput:
+    """The first evaluation, which starts the server."""
+    return await external.evaluate_checkpoint(checkpoints / "whole", RolloutFnEvalInput(1))
+
+
+@pytest.fixture
+def server(external: ExternalVllmEvalFn, first: RolloutFnEvalOutput) -> VllmServer:
+    assert external.server is not None
+    return external.server

@@ -26,18 +26,6 @@ from vime.rollout.checkpoint_eval import EvalSkip
 pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="session")
-async def first(external: ExternalVllmEvalFn, checkpoints: Path) -> RolloutFnEvalOutput:
-    """The first evaluation, which starts the server."""
-    return await external.evaluate_checkpoint(checkpoints / "whole", RolloutFnEvalInput(1))
-
-
-@pytest.fixture
-def server(external: ExternalVllmEvalFn, first: RolloutFnEvalOutput) -> VllmServer:
-    assert external.server is not None
-    return external.server
-
-
 @pytest.fixture
 async def attached(
     server: VllmServer, backend_args: Namespace, monkeypatch: pytest.MonkeyPatch
@@ -158,16 +146,3 @@ async def test_a_whole_run_scores_checkpoints_on_it_and_keeps_the_samples(
     (path,) = (tmp_path / "run" / "samples").iterdir()
     rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [row["output_token_ids"] for row in rows] == tokens_of(first)
-
-
-# Last: it leaves the shared server dead, and the backend starts another one only when asked.
-async def test_a_server_that_fails_a_load_is_ended_and_the_point_skipped(
-    external: ExternalVllmEvalFn, server: VllmServer, checkpoints: Path
-) -> None:
-    assert server.process is not None
-    with pytest.raises(EvalSkip) as caught:
-        await external.evaluate_checkpoint(checkpoints / "missing_layer", RolloutFnEvalInput(7))
-    assert caught.value.reason == "pin_violation"
-    assert "kept old weights in" in caught.value.detail
-    assert external.server is None
-    assert server.process.has_ended()

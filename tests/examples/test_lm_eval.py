@@ -14,14 +14,12 @@ from eval.lm_eval_fn import TASK_DIR, as_output, task_names
 from eval.lm_eval_model import _cut, _kept, _loglikelihood, _sampling, open_asker
 from eval.vllm_server import VllmServer
 
-from tests.examples.test_external_vllm import first, server, tell_environment
+from tests.examples.test_external_vllm import tell_environment
 from vime.cli import main
 from vime.eval import EvalDispatcher
 from vime.eval.contracts import Outcome, PinProof
 from vime.rollout.base_types import RolloutFnEvalOutput
 from vime.rollout.checkpoint_eval import EvalSkip
-
-__all__ = ["first", "server"]  # fixtures
 
 pytestmark = pytest.mark.anyio
 
