@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,10 +132,10 @@ def config(tmp_path: Path) -> EvalConfig:
     return EvalConfig(prompt_data=(("toy", path),), max_response_len=16, concurrency=4)
 
 
-def runner_of(config: EvalConfig, run_dir: Path) -> ProcessActor:
+def runner_of(config: EvalConfig, run_dir: Path, **args: Any) -> ProcessActor:
     return ProcessActor(
         "vime.eval.runner.runner:make_runner",
-        (config, Namespace(), run_dir),
+        (config, Namespace(**args), run_dir),
         name="eval_runner",
         log_path=run_dir / "runner.log",
     )
@@ -179,6 +180,68 @@ async def test_sampled_answers_differ_by_their_seed_and_repeat_with_it(
     assert rows[0] == rows[1]
     one_prompt = [tuple(r["output_token_ids"]) for r in rows[0] if r["prompt_index"] == 0]
     assert len(set(one_prompt)) == 3
+
+
+def ask_as_frameworks_do(args: Namespace, rollout_id: int) -> dict[str, Any]:
+    """A framework's own eval function: it finds the fleet in its arguments."""
+    url = f"http://{args.vllm_router_ip}:{args.vllm_router_port}/v1/completions"
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        answer = client.post(
+            url,
+            headers={"Authorization": f"Bearer {args.eval_api_key}"},
+            json={
+                "model": args.eval_model_name,
+                "prompt": args.question,
+                "max_tokens": 8,
+                "temperature": 0,
+            },
+        )
+    answer.raise_for_status()
+    (choice,) = answer.json()["choices"]
+    sample = {"text": choice["text"], "weight_version": args.eval_weight_version}
+    return {"theirs": {"rewards": [float(rollout_id)], "samples": [sample]}}
+
+
+async def test_a_frameworks_eval_function_generates_on_the_engine(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    theirs = replace(config, function_path=f"{__name__}.ask_as_frameworks_do")
+    async with runner_of(theirs, tmp_path, question="1 + 1 =") as actor:
+        evaluator = RunnerEvaluator(actor, 120.0)
+        outputs = [
+            await evaluator.evaluate(EvalPoint(3), engine.snapshot, engine.proof) for _ in range(2)
+        ]
+    assert outputs[0].metrics == {"eval/theirs": 3.0}
+    ((first,), (second,)) = map(rows_of, outputs)
+    assert first == second
+    assert "text" in first
+
+
+async def test_each_set_has_its_sampling_its_reward_and_its_share_of_long_prompts(
+    engine: Engine, config: EvalConfig, tmp_path: Path
+) -> None:
+    ((_, path),) = config.prompt_data
+    long = tmp_path / "long.jsonl"
+    long.write_text("\n".join(json.dumps({"input": "7" * n, "label": "7"}) for n in (20, 600)))
+    own = replace(
+        config,
+        prompt_data=(("toy", path), ("cut", long), ("skip", long)),
+        reward="numeric",
+        dataset_overrides={
+            "toy": {"take": 8, "n_samples_per_prompt": 2, "temperature": 1.0, "reward": "math"},
+            "cut": {"max_prompt_len": 100, "overlong_prompt": "cut", "max_response_len": 3},
+            "skip": {"max_prompt_len": 100, "overlong_prompt": "skip", "max_response_len": 3},
+        },
+    )
+    async with runner_of(own, tmp_path) as actor:
+        output = await RunnerEvaluator(actor, 120.0).evaluate(POINT, engine.snapshot, engine.proof)
+    rows = rows_of(output)
+    assert Counter(row["dataset"] for row in rows) == {"toy": 16, "cut": 2, "skip": 1}
+    assert all(len(r["output_token_ids"]) <= 3 for r in rows if r["dataset"] != "toy")
+    assert output.metrics["eval/cut/prompts_cut"] == 1
+    assert output.metrics["eval/skip/prompts_skipped"] == 1
+    for name in ("toy", "cut", "skip"):
+        assert output.metrics[f"eval/{name}/failed_ratio"] == 0.0
 
 
 async def test_an_engine_with_another_version_gives_no_score(
