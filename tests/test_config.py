@@ -141,6 +141,12 @@ def test_saved_checkpoints_and_snapshots_never_share_a_directory(staging: str, s
         )
 
 
+def test_the_base_checkpoint_and_the_snapshots_never_share_a_directory(base: Path) -> None:
+    words = ["--hf-checkpoint", str(base / "base"), "--eval-hf-dir", str(base)]
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* overlap"):
+        validate_eval_args(parse(*words, "--eval-interval", "1"))
+
+
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,10 @@ def test_a_rollout_output_of_a_framework_is_understood(tmp_path: Path) -> None:
     [
         ({"rollout_id": "40"}, "rollout_id='40': expected an integer"),
         ({"rollout_id": True}, "rollout_id=True: expected an integer"),
+        ({"rollout_id": -1}, "rollout_id=-1: expected an integer from 0"),
+        ({"rollout_id": 10**30}, "expected an integer from 0 to"),
+        ({"rollout_id": 1, "hf_dir": ""}, "hf_dir='': expected the path"),
+        ({"rollout_id": 1, "hf_dir": 5}, "hf_dir=5: expected the path"),
         ({"rollout_id": 1, "hf_dir": "/nowhere"}, "hf_dir='/nowhere': no such directory"),
     ],
 )
@@ -173,6 +178,44 @@ def test_the_lag_counts_the_steps_that_training_was_ahead(shared: EvalDispatcher
 def test_what_is_missing_for_the_mode_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shared_eval=None"):
         EvalDispatcher.from_args(namespace(tmp_path))
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "0.5"])
+def test_a_shared_score_that_is_no_finite_number_is_no_score(tmp_path: Path, score: object) -> None:
+    args = namespace(tmp_path)
+    with EvalDispatcher.from_args(args, shared_eval=lambda _: {"a": score}) as dispatcher:
+        outcome = dispatcher.dispatch(1).result(0)
+    assert outcome.reason == "crashed"
+    assert "expected a finite number" in str(outcome.detail)
+
+
+def test_a_full_disk_ends_the_journal_and_neither_the_evals_nor_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EvalDispatcher.from_args(namespace(tmp_path), shared_eval=lambda _: {"a": 1.0}) as d:
+        d.dispatch(1)
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, d.trace._file.fileno())  # type: ignore[union-attr]
+        os.close(full)
+        assert d.dispatch(2).result(0).state == "done"
+        assert d.dispatch(3).result(0).state == "done"
+        lost = d.trace.num_lost
+    assert lost == 6
+    assert caplog.text.count("the run goes on, with a gap in its trace") == 1
+
+
+def test_a_run_that_cannot_begin_leaves_no_directory(tmp_path: Path) -> None:
+    args = namespace(tmp_path)
+    with pytest.raises(ConfigError, match="tracker"):
+        EvalDispatcher.from_args(args, shared_eval=lambda _: None, trackers=[5])
+    assert not (tmp_path / "run").exists()
+    EvalDispatcher.from_args(args, shared_eval=lambda _: None).close()
+
+
+def test_a_run_directory_that_is_a_file_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ConfigError, match="it is a file"):
+        EvalDispatcher.from_args(namespace(tmp_path), shared_eval=lambda _: None)
 
 
 def test_a_run_directory_in_use_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import anyio
 import pytest
 
 from tests.dispatch.desk import open_desk
-from tests.fakes import Plan, Plans, Stage, raiser
+from tests.fakes import FakeCapture, Plan, Plans, Stage, raiser
 from tests.virtual import run_virtual
 from vime.eval.config import EvalConfig
+from vime.eval.contracts import EvalPoint
+from vime.eval.dispatch_actor import Admit, Launch
 from vime.rollout.checkpoint_eval import EvalSkip
 
 
@@ -149,6 +151,21 @@ def test_whatever_fails_or_is_overdue_skips_its_own_point_with_its_reason(
             assert not desk.store.drafts
             assert all(c.released == 1 for c in desk.captures)
             assert not any(desk.store.leases.values())
+
+    run_virtual(main)
+
+
+def test_a_capture_that_outlives_its_deadline_is_told_and_its_point_skipped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with open_desk(config(export_timeout_s=10)) as desk:
+            admitted = await desk.ref.ask(Admit(EvalPoint(1)))
+            await anyio.sleep(11)  # the caller is in its exporter
+            assert "its capture has held training for 10 s" in caplog.text
+            await desk.ref.tell(Launch(admitted, FakeCapture(1), 11.0))
+            (outcome,) = await desk.drain()
+            assert outcome.reason == "timeout_export"
 
     run_virtual(main)
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,22 +107,33 @@ def assemble(
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or Path("runs") / run_id).absolute()
     trace_path = _new_run_dir(run_dir)
-    trace = Trace(trace_path, run_id)
+    trace = Trace(trace_path, run_id, outlive_disk=True)
     sinks: list[Tracker] = [JsonLinesTracker(run_dir / "metrics.jsonl")]
     try:
         sinks += [as_tracker(tracker, run_dir) for tracker in trackers]
     except ValueError as error:
         trace.close()
+        _forget(run_dir)
         raise ConfigError([str(error)]) from error
     parts = Parts(config, run_dir, trace, Trackers(sinks))
     try:
         if config.uses_snapshots:
             _add_snapshot_parts(parts, args, exporter)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parts.trackers.close(config.dispose_timeout_s)
         parts.close()
+        _forget(run_dir)
         raise error if isinstance(error, ConfigError) else ConfigError([str(error)]) from error
     return parts
+
+
+def _forget(run_dir: Path) -> None:
+    """Take back the directory of a run that could not begin, as far as it holds nothing."""
+    trace_path = run_dir / "trace.jsonl"
+    with suppress(OSError):
+        if trace_path.stat().st_size == 0:
+            trace_path.unlink()
+        run_dir.rmdir()
 
 
 def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
@@ -156,6 +167,8 @@ def _check_machine(config: EvalConfig) -> None:
 def _new_run_dir(run_dir: Path) -> Path:
     """Make the run's directory; returns the trace's path, where there must be none yet."""
     trace_path = run_dir / "trace.jsonl"
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError([f"--eval-run-dir {run_dir}: expected a directory, and it is a file"])
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         os.close(os.open(trace_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -300,14 +300,19 @@ def _snapshot_problems(args: argparse.Namespace) -> list[str]:
             f"--eval-hf-dir {get('eval_hf_dir')} requires --eval-interval N: "
             f"{_missing(args, 'eval_interval')}"
         )
-    if get("eval_hf_dir") and get("save_hf"):
-        staging, saved = Path(get("eval_hf_dir")).resolve(), Path(get("save_hf")).resolve()
-        if staging == saved or staging in saved.parents or saved in staging.parents:
+    for flag, other in (("--save-hf", get("save_hf")), ("--hf-checkpoint", get("hf_checkpoint"))):
+        if get("eval_hf_dir") and other and _overlap(Path(get("eval_hf_dir")), Path(other)):
             problems.append(
-                f"--eval-hf-dir {staging} and --save-hf {saved} overlap: snapshots are deleted "
-                "by vime and checkpoints must not be; choose another directory"
+                f"--eval-hf-dir {get('eval_hf_dir')} and {flag} {other} overlap: snapshots are "
+                "deleted by vime and checkpoints must not be; choose another directory"
             )
     return problems
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether one directory is the other, or lies in it."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one in other.parents or other in one.parents
 
 
 def _data_problems(args: argparse.Namespace) -> list[str]:

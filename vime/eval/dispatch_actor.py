@@ -26,6 +26,7 @@ Invariants, each with a property test over seeded schedules and faults:
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -54,6 +55,8 @@ from vime.eval.overflow import oldest_waiting
 from vime.eval.point_life import PointLife
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
+
+log = logging.getLogger("vime")
 
 
 class Draft(Protocol):
@@ -187,6 +190,7 @@ class DispatchActor(Actor):
                 return await self._admit(point)
             case Launch(admitted, capture, stall_s):
                 admitted.life.stall_s = stall_s
+                admitted.life.handed_over.set()
                 self._scopes[admitted.life.id] = scope = anyio.CancelScope()
                 self._tasks.start_soon(self._live, admitted, capture, scope)
             case Settle(admitted, result, stall_s):
@@ -281,7 +285,19 @@ class DispatchActor(Actor):
             message = f"{causes.NO_DIRECTORY}{error}"
             self._settle(life, life.skip("export_failed", message, self.training_step))
             return Admitted(life)
+        self._tasks.start_soon(self._watch_capture, life)
         return Admitted(life, draft)
+
+    async def _watch_capture(self, life: PointLife) -> None:
+        """Say so when the caller's own part outlives its deadline: nobody can interrupt it."""
+        with anyio.move_on_after(self._config.export_timeout_s):
+            await life.handed_over.wait()
+            return
+        log.warning(
+            "point %s: its capture has held training for %s s (--eval-export-timeout), and runs "
+            "on the training thread, where only its exporter can end it",
+            life.id, self._config.export_timeout_s,
+        )  # fmt: skip
 
     # -- a point's life, from top to bottom ------------------------------------------------
 
@@ -366,6 +382,7 @@ class DispatchActor(Actor):
     ) -> None:
         life = admitted.life
         life.stall_s = stall_s
+        life.handed_over.set()
         if admitted.draft is not None:
             assert self._store is not None
             self._store.discard(admitted.draft, str(result))

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 import time
 import traceback
@@ -31,6 +32,9 @@ from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
 log = logging.getLogger("vime")
+
+#: The largest number that JSON and the trackers take as a step.
+_LAST_STEP = 2**53
 
 SharedEval = Callable[[int], Any]
 
@@ -174,7 +178,12 @@ class EvalDispatcher:
         self._call(wait())
 
     def at_step(self, step: int) -> None:
-        """Say where training stands, so that ``eval/lag_steps`` is right; costs nothing."""
+        """Say where training stands, so that ``eval/lag_steps`` is right; costs nothing.
+
+        Raises:
+            ValueError: no integer of 0 or more.
+        """
+        _check_step("step", step)
         self._actor.training_step = step
 
     def dispatch(
@@ -358,13 +367,20 @@ class EvalDispatcher:
         self._parts.trackers.log(outcome)
 
 
-def _checked_point(rollout_id: int, hf_dir: str | Path | None, force: bool) -> EvalPoint:
-    if isinstance(rollout_id, bool) or not isinstance(rollout_id, int):
+def _check_step(name: str, step: object) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= _LAST_STEP:
         raise ValueError(
-            f"rollout_id={rollout_id!r}: expected an integer, the training step's number"
+            f"{name}={step!r}: expected an integer from 0 to {_LAST_STEP}, the training step's "
+            "number"
         )
+
+
+def _checked_point(rollout_id: int, hf_dir: str | Path | None, force: bool) -> EvalPoint:
+    _check_step("rollout_id", rollout_id)
     if hf_dir is None:
         return EvalPoint(rollout_id, None, bool(force))
+    if not isinstance(hf_dir, (str, os.PathLike)) or not str(hf_dir):
+        raise ValueError(f"hf_dir={hf_dir!r}: expected the path of a Hugging Face checkpoint")
     directory = Path(hf_dir)
     if not directory.is_dir():
         raise ValueError(

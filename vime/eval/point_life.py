@@ -33,6 +33,7 @@ class PointLife:
         self.stall_s = 0.0
         self.export_s: float | None = None
         self.pin_s: float | None = None
+        self.handed_over = anyio.Event()
         self.settled = anyio.Event()
         self.outcome: Future[Outcome] = Future()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -19,7 +20,7 @@ def shared_output(returned: Any) -> EvalOutput:
             without a ``/`` is put under ``eval/``.
 
     Raises:
-        TypeError: it is none of these, or a metric is no number.
+        TypeError: it is none of these, or a metric is no finite number.
     """
     if returned is None:
         return EvalOutput({})
@@ -42,8 +43,8 @@ def shared_output(returned: Any) -> EvalOutput:
 
 def _named(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
-        if not isinstance(value, Real):
-            raise TypeError(f"shared_eval: metric {name!r} is {value!r}: expected a number")
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise TypeError(f"shared_eval: metric {name!r} is {value!r}: expected a finite number")
     return {
         name if "/" in name else f"eval/{name}": float(value) for name, value in metrics.items()
     }

@@ -90,6 +90,9 @@ class Trace:
         first_seq: the first ``seq`` to give; above 0 when an older trace is continued
             (:func:`vime.fsm.read.next_seq` says which).
         mono_ns, wall_ns: the clocks; tests on virtual time bring their own.
+        outlive_disk: go on when a record cannot be written (a full disk, say): it is lost,
+            which the log says once and the gap in ``seq`` for ever. Nothing that runs beside
+            training may end it for want of a journal.
 
     Raises:
         OSError: the file cannot be opened or written.
@@ -104,6 +107,7 @@ class Trace:
         first_seq: int = 0,
         mono_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
+        outlive_disk: bool = False,
     ) -> None:
         self.path = path
         self.run_id = run_id
@@ -111,6 +115,8 @@ class Trace:
         self._next_seq = first_seq
         self._mono_ns = mono_ns
         self._wall_ns = wall_ns
+        self._outlive_disk = outlive_disk
+        self.num_lost = 0
         self._lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._hash = table_hash()
@@ -145,6 +151,7 @@ class Trace:
 
         Raises:
             OSError: the write failed (a full disk, say); the record counts as never written.
+                Not with ``outlive_disk``.
             ValueError: the trace is closed.
         """
         with self._lock:
@@ -168,12 +175,25 @@ class Trace:
                 self._mono_ns(),
                 self._wall_ns(),
             )
-            if self._log is not None:
-                self._log.append(record)
+            try:
+                if self._log is not None:
+                    self._log.append(record)
+            except OSError as error:
+                if not self._outlive_disk:
+                    raise
+                self._lose(record, error)
             self._next_seq += 1
         for listener in self._listeners:
             _tell(listener, record)
         return record
+
+    def _lose(self, record: Record, error: OSError) -> None:
+        self.num_lost += 1
+        if self.num_lost == 1:
+            logging.getLogger(__name__).error(
+                "record %d could not be written to %s: %s; the run goes on, with a gap in its "
+                "trace", record.seq, self.path, error,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Close the file; further writes raise ``ValueError``."""
