@@ -23,6 +23,9 @@ from vime.ray import hosting
 from vime.ray.actors import RayActor
 from vime.rollout.checkpoint_eval import EvalSkip
 
+#: Of this test process alone: others may run actors on this machine as well.
+NAME = f"probe_{os.getpid()}"
+
 pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.usefixtures("machine")]
 
 
@@ -47,7 +50,7 @@ def no_process_is_left() -> Iterator[None]:
 def of_actors() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if any("vime actor" in word for word in process.info["cmdline"] or ()):
+        if any(f"vime actor {NAME}" in word for word in process.info["cmdline"] or ()):
             found.append(process)
     return found
 
@@ -72,7 +75,7 @@ class World:
         return RayActor(
             factory,
             args,
-            name="probe",
+            name=NAME,
             log_path=self.path / "logs" / "probe.log",
             on_event=self.events.append,
             **settings,
@@ -139,7 +142,7 @@ async def test_the_actor_runs_in_a_process_of_its_own_that_starts_when_it_is_fir
         pid = await ref.ask(("pid",))
         assert psutil.Process(pid) in of_actors()
         detail = {"pid": pid, "node": ray.util.get_node_ip_address()}
-        assert world.events == [ActorEvent("probe", "started", detail)]
+        assert world.events == [ActorEvent(NAME, "started", detail)]
         assert await ref.ask(("pid",)) == pid
     assert world.kinds == ["started", "stopped"]
     assert world.journal == ["started", "stopped"]
@@ -177,7 +180,7 @@ async def test_what_handle_raises_arrives_as_from_any_other_actor(world: World) 
         assert skipped.value.reason == "my_backend_is_away"
         with pytest.raises(RemoteError, match="NoSuchMailboxError: letters"):
             await ref.ask(("raise_from_a_module_that_only_the_child_knows",))
-        with pytest.raises(TypeError, match=r"a message to actor probe .* cannot be pickled"):
+        with pytest.raises(TypeError, match=rf"a message to actor {NAME} .* cannot be pickled"):
             await ref.ask(("echo", lambda: None))
         assert await ref.ask(("echo", 1)) == 1
     assert world.kinds == ["started", "stopped"]
@@ -305,7 +308,7 @@ async def test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one(
 ) -> None:
     async with world.actor() as ref:
         pid = await ref.ask(("pid",))
-        with world.fifo() as fifo, pytest.raises(TimeoutError, match="probe: no reply to tuple"):
+        with world.fifo() as fifo, pytest.raises(TimeoutError, match=f"{NAME}: no reply to tuple"):
             await ref.ask(("say_and_block", fifo.path), timeout_s=0.5)
         assert not psutil.pid_exists(pid)
         assert await ref.ask(("pid",)) != pid
