@@ -152,7 +152,11 @@ class Capture(Protocol):
 
 
 class Exporter(Protocol):
-    """Weights → snapshot, in two phases."""
+    """Weights → snapshot, in two phases.
+
+    An exporter whose ``capture`` looks at no directory says ``needs_directory = False``: then
+    training need not wait until there is one.
+    """
 
     def capture(self, rollout_id: int, directory: Path) -> Capture:
         """Hold the present weights still; called on the training thread, which waits for it.

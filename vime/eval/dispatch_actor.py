@@ -30,7 +30,6 @@ import logging
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,8 +50,9 @@ from vime.eval.contracts import (
     Snapshot,
 )
 from vime.eval.deadlines import GRACE_S, recorded_limits, skip_after
+from vime.eval.dispatch_messages import Admit, Admitted, Captured, Drain, Launch, Settle
 from vime.eval.overflow import oldest_waiting
-from vime.eval.point_life import PointLife
+from vime.eval.point_life import PointLife, point_id
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -86,65 +86,13 @@ class Store(Protocol):
         """Keep the snapshot on disk for as long as the context is open."""
 
 
-@dataclass(frozen=True)
-class Admit:
-    """Ask to admit a point; the reply is its :class:`PointLife` and its draft, if it exports."""
-
-    point: EvalPoint
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """The reply: the point's life, settled already when it was dropped, and its draft."""
-
-    life: PointLife
-    draft: Any | None = None
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The capture is done (or there is none): lead the point to its end.
-
-    Attributes:
-        admitted: the reply to :class:`Admit`.
-        capture: the weights held still; ``None`` for a given checkpoint.
-        stall_s: seconds that the training thread has waited.
-    """
-
-    admitted: Admitted
-    capture: Capture | None
-    stall_s: float
-
-
-@dataclass(frozen=True)
-class Settle:
-    """The caller did the rest itself (a shared-engine eval, a failed capture): end the point.
-
-    Attributes:
-        admitted: the reply to :class:`Admit`.
-        result: the output, or why there is none.
-        stall_s: seconds that the training thread has waited.
-    """
-
-    admitted: Admitted
-    result: EvalOutput | EvalSkip
-    stall_s: float
-
-
-@dataclass(frozen=True)
-class Drain:
-    """Ask to wait until no point is pending; those left after ``timeout_s`` are cancelled."""
-
-    timeout_s: float
-
-
 class DispatchActor(Actor):
     """Admits points, and leads each through its life in a task of its own.
 
-    Consumes: :class:`Admit`, :class:`Launch`, :class:`Settle` and :class:`Drain` from one caller
-    at a time. Produces: one :class:`Outcome` a point, to ``report``. Waits for: a slot of the
-    admission window (a pending point's end unblocks it, at its deadline at the latest), the
-    store's worker threads, the fleet and the evaluator (each under a deadline of its own).
+    Consumes: the messages of :mod:`vime.eval.dispatch_messages`, from one caller at a time.
+    Produces: one :class:`Outcome` a point, to ``report``. Waits for: a slot of the admission
+    window (a pending point's end unblocks it, at its deadline at the latest), the store's worker
+    threads, the fleet and the evaluator (each under a deadline of its own).
 
     Args:
         config: limits, policy and deadlines.
@@ -184,15 +132,14 @@ class DispatchActor(Actor):
         self.training_step = 0
 
     async def handle(self, message: Any) -> Any:
-        """Answer one message; see the classes above."""
+        """Answer one message; see :mod:`vime.eval.dispatch_messages`."""
         match message:
             case Admit(point):
                 return await self._admit(point)
             case Launch(admitted, capture, stall_s):
-                admitted.life.stall_s = stall_s
-                admitted.life.handed_over.set()
-                self._scopes[admitted.life.id] = scope = anyio.CancelScope()
-                self._tasks.start_soon(self._live, admitted, capture, scope)
+                self._launch(admitted, capture, stall_s)
+            case Captured(point, result, stall_s):
+                self._take_over(point, result, stall_s)
             case Settle(admitted, result, stall_s):
                 self._settle_for_caller(admitted, result, stall_s)
             case Drain(timeout_s):
@@ -298,6 +245,23 @@ class DispatchActor(Actor):
             "on the training thread, where only its exporter can end it",
             life.id, self._config.export_timeout_s,
         )  # fmt: skip
+
+    def _take_over(self, point: EvalPoint, result: Capture | EvalSkip, stall_s: float) -> None:
+        """The caller has captured beside its own admission, which came before this."""
+        admitted = self._pending.get(point_id(point))
+        if admitted is None:  # settled meanwhile: there was no directory for it
+            if not isinstance(result, EvalSkip):
+                result.release()
+        elif isinstance(result, EvalSkip):
+            self._settle_for_caller(admitted, result, stall_s)
+        else:
+            self._launch(admitted, result, stall_s)
+
+    def _launch(self, admitted: Admitted, capture: Capture | None, stall_s: float) -> None:
+        admitted.life.stall_s = stall_s
+        admitted.life.handed_over.set()
+        self._scopes[admitted.life.id] = scope = anyio.CancelScope()
+        self._tasks.start_soon(self._live, admitted, capture, scope)
 
     # -- a point's life, from top to bottom ------------------------------------------------
 

@@ -2,41 +2,43 @@
 
 A thin layer: one daemon thread with an event loop of its own runs the
 :class:`~vime.eval.dispatch_actor.DispatchActor`, and every method here asks it something.
+``dispatch`` waits for an answer only when it has to: not while a slot is free and the exporter
+needs no directory. Then admission happens beside the capture.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import concurrent.futures
 import logging
-import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 
 from vime.eval.actor import LocalActor
 from vime.eval.assembly import Parts, assemble
+from vime.eval.call_checks import check_step, checked_point
 from vime.eval.config import EvalConfig
-from vime.eval.contracts import EvalOutput, EvalPoint, Outcome
-from vime.eval.dispatch_actor import Admit, Admitted, DispatchActor, Drain, Launch, Settle
-from vime.eval.point_life import PointLife
+from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
+from vime.eval.dispatch_actor import DispatchActor
+from vime.eval.dispatch_messages import Admit, Admitted, Captured, Drain, Launch, Settle
+from vime.eval.handle import EvalHandle
+from vime.eval.point_life import point_id
 from vime.eval.shared import shared_output
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
 log = logging.getLogger("vime")
 
-#: The largest number that JSON and the trackers take as a step.
-_LAST_STEP = 2**53
-
 SharedEval = Callable[[int], Any]
+T = TypeVar("T")
 
 
 class SkippedPointsError(RuntimeError):
@@ -52,38 +54,6 @@ class SkippedPointsError(RuntimeError):
         self.outcomes = outcomes
 
 
-class EvalHandle:
-    """One dispatched point, as its caller sees it."""
-
-    def __init__(self, life: PointLife) -> None:
-        self._life = life
-
-    @property
-    def rollout_id(self) -> int:
-        """The training step that names the point."""
-        return self._life.point.rollout_id
-
-    @property
-    def state(self) -> str:
-        """``queued``, ``exporting``, ``pinning``, ``running``, ``done`` or ``skipped``."""
-        return self._life.state
-
-    def result(self, timeout: float | None = None) -> Outcome:
-        """Wait for the outcome.
-
-        Args:
-            timeout: in seconds; ``None`` waits until the point settles, which its own
-                deadlines bound.
-
-        Raises:
-            TimeoutError: it has not settled in time.
-        """
-        return self._life.outcome.result(timeout)
-
-    def __repr__(self) -> str:
-        return f"<EvalHandle step={self.rollout_id} {self.state}>"
-
-
 class EvalDispatcher:
     """Evaluates checkpoints beside training; made by :meth:`from_args`.
 
@@ -97,7 +67,9 @@ class EvalDispatcher:
         self._shared_eval = shared_eval
         self._calling = threading.Lock()
         self._outcomes: list[Outcome] = []
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._dispatched: set[str] = set()
+        self._told: Future[None] | None = None
+        self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: anyio.Event | None = None
         self._closed = False
@@ -183,7 +155,7 @@ class EvalDispatcher:
         Raises:
             ValueError: no integer of 0 or more.
         """
-        _check_step("step", step)
+        check_step("step", step)
         self._actor.training_step = step
 
     def dispatch(
@@ -210,19 +182,23 @@ class EvalDispatcher:
             SkippedPointsError: under ``--ci-test``, an earlier point was skipped.
         """
         started = time.perf_counter()
-        point = _checked_point(rollout_id, hf_dir, force)
+        point = checked_point(rollout_id, hf_dir, force)
         with self._calling:
             self._raise_if_skipped()
-            admitted: Admitted = self._ask(Admit(point))
+            if self._may_go_ahead(point):
+                return self._go_ahead(point, started)
+            admission = self._post(self._ref.ask(Admit(point)))
+            admitted: Admitted = self._await(admission)
+            self._dispatched.add(admitted.life.id)
             if admitted.life.outcome.done():
-                return EvalHandle(admitted.life)
-            if self._parts.store is None:
+                pass
+            elif self._parts.store is None:
                 self._run_shared(admitted, started)
             elif point.hf_dir is not None:
                 self._tell(Launch(admitted, None, time.perf_counter() - started))
             else:
                 self._capture(admitted, started)
-            return EvalHandle(admitted.life)
+            return EvalHandle(point, admission)
 
     def drain(self, timeout: float | None = None) -> list[Outcome]:
         """Wait until every dispatched point has its outcome, and return all of them.
@@ -248,8 +224,7 @@ class EvalDispatcher:
         if self._closed:
             return
         self._closed = True
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        self._end_loop()
         self._thread.join(self.config.dispose_timeout_s)
         if self._thread.is_alive():
             log.warning(
@@ -260,6 +235,16 @@ class EvalDispatcher:
         self._parts.trackers.close(self.config.dispose_timeout_s)
         if not self._thread.is_alive():
             self._parts.close()
+
+    def _end_loop(self) -> None:
+        """Have the loop end, once all messages are in the actor's mailbox."""
+        loop, stop = self._loop, self._stop
+        if loop is None or stop is None or loop.is_closed():
+            return
+        if self._told is None:
+            loop.call_soon_threadsafe(stop.set)
+        else:
+            self._told.add_done_callback(lambda _: loop.call_soon_threadsafe(stop.set))
 
     def __enter__(self) -> Self:
         return self
@@ -278,19 +263,55 @@ class EvalDispatcher:
 
     # -- the caller's own part of a point ------------------------------------------------------
 
+    def _may_go_ahead(self, point: EvalPoint) -> bool:
+        """Whether its admission is certain, and nothing of the reply is needed for the capture."""
+        return (
+            point.hf_dir is None
+            and self._parts.store is not None
+            and not getattr(self._parts.exporter, "needs_directory", True)
+            # Outcomes come one a point, after its slot has become free.
+            and len(self._dispatched) - len(self._outcomes) < self.config.max_in_flight
+            and point_id(point) not in self._dispatched
+        )
+
+    def _go_ahead(self, point: EvalPoint, started: float) -> EvalHandle:
+        """Capture while the dispatcher's thread admits the point."""
+        assert self.config.hf_dir is not None, "there is a store"
+        admission = self._post(self._ref.ask(Admit(point)))
+        self._dispatched.add(point_id(point))
+        place = self.config.hf_dir / f"step_{point.rollout_id}"
+        self._captured(
+            point, place, lambda result: Captured(point, result, time.perf_counter() - started)
+        )
+        return EvalHandle(point, admission)
+
     def _capture(self, admitted: Admitted, started: float) -> None:
-        exporter = self._parts.exporter
+        """Capture for a point that has been admitted."""
         assert admitted.draft is not None
+
+        def message(result: Capture | EvalSkip) -> Launch | Settle:
+            stall_s = time.perf_counter() - started
+            if isinstance(result, EvalSkip):
+                return Settle(admitted, result, stall_s)
+            return Launch(admitted, result, stall_s)
+
+        self._captured(admitted.life.point, admitted.draft.directory, message)
+
+    def _captured(
+        self, point: EvalPoint, directory: Path, message: Callable[[Capture | EvalSkip], Any]
+    ) -> None:
+        """Have the exporter capture, and tell the actor what came of it."""
+        exporter = self._parts.exporter
         assert exporter is not None, "with a store there is an exporter"
         try:
-            capture = exporter.capture(admitted.life.point.rollout_id, admitted.draft.directory)
+            capture = exporter.capture(point.rollout_id, directory)
         except BaseException as error:
-            skip = EvalSkip("export_failed", "".join(traceback.format_exception(error)))
-            self._tell(Settle(admitted, skip, time.perf_counter() - started))
+            failed = EvalSkip("export_failed", "".join(traceback.format_exception(error)))
+            self._tell(message(failed))
             if not isinstance(error, Exception):  # Ctrl-C is the driver's to see
                 raise
-            return
-        self._tell(Launch(admitted, capture, time.perf_counter() - started))
+        else:
+            self._tell(message(capture))
 
     def _run_shared(self, admitted: Admitted, started: float) -> None:
         assert self._shared_eval is not None
@@ -318,17 +339,24 @@ class EvalDispatcher:
         return self._call(self._ref.ask(message))
 
     def _tell(self, message: Any) -> None:
-        self._call(self._ref.tell(message))
+        """Messages arrive in their order; nobody waits for it, since the mailbox has room."""
+        self._told = self._post(self._ref.tell(message))
 
-    def _call(self, coroutine: Any) -> Any:
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the dispatcher's loop and wait for it."""
+        return self._await(self._post(coroutine))
+
+    def _post(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have a coroutine run on the dispatcher's loop."""
         if self._closed or self._loop is None or not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("this EvalDispatcher is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _await(self, future: Future[T]) -> T:
         try:
             return future.result()
-        except concurrent.futures.CancelledError:
+        except CancelledError:
             raise RuntimeError("this EvalDispatcher was closed meanwhile") from None
         except BaseException:
             future.cancel()
@@ -365,25 +393,3 @@ class EvalDispatcher:
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._parts.trackers.log(outcome)
-
-
-def _check_step(name: str, step: object) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= _LAST_STEP:
-        raise ValueError(
-            f"{name}={step!r}: expected an integer from 0 to {_LAST_STEP}, the training step's "
-            "number"
-        )
-
-
-def _checked_point(rollout_id: int, hf_dir: str | Path | None, force: bool) -> EvalPoint:
-    _check_step("rollout_id", rollout_id)
-    if hf_dir is None:
-        return EvalPoint(rollout_id, None, bool(force))
-    if not isinstance(hf_dir, (str, os.PathLike)) or not str(hf_dir):
-        raise ValueError(f"hf_dir={hf_dir!r}: expected the path of a Hugging Face checkpoint")
-    directory = Path(hf_dir)
-    if not directory.is_dir():
-        raise ValueError(
-            f"hf_dir={str(hf_dir)!r}: no such directory; expected a Hugging Face checkpoint"
-        )
-    return EvalPoint(rollout_id, directory.absolute(), bool(force))

@@ -21,7 +21,8 @@ from vime.trace_cli.common import UsageError, write_json
 if TYPE_CHECKING:
     from vime.eval.config import EvalConfig
     from vime.eval.contracts import Outcome
-    from vime.eval.dispatcher import EvalDispatcher, EvalHandle
+    from vime.eval.dispatcher import EvalDispatcher
+    from vime.eval.handle import EvalHandle
     from vime.eval_cli.ledger import Ledger, Scored
 
 OK, SOME_SKIPPED, TERMINATED = 0, 1, 143

@@ -123,6 +123,8 @@ class TransformersExporter:
         ValueError: the model cannot be captured: quantised, sharded, with adapters, or none.
     """
 
+    needs_directory = False
+
     def __init__(
         self,
         model: Any,
