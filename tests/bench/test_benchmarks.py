@@ -1,0 +1,135 @@
+"""Each benchmark, as small as it can be: it runs, and yields the figures and ratios of its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import cli
+
+SUBJECT = """
+class Nothing:
+    def dispatch(self, rollout_id): pass
+    def drain(self): pass
+    def close(self): pass
+"""
+
+
+def measured(tmp_path: Path, *argv: str) -> dict[str, Any]:
+    """Run the command, and read what it has written."""
+    path = tmp_path / "figures.json"
+    assert cli.main([*argv, "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    assert list(found) == ["bench", "machine", "figures", "ratios"]
+    assert found["bench"] == argv[0]
+    for figure in found["figures"].values():
+        assert list(figure) == ["unit", "p50", "p90", "p99", "max", "n"]
+        assert figure["p50"] <= figure["p90"] <= figure["p99"] <= figure["max"]
+    assert all(isinstance(ratio, float) for ratio in found["ratios"].values())
+    return found
+
+
+def units(found: dict[str, Any]) -> dict[str, str]:
+    return {name: figure["unit"] for name, figure in found["figures"].items()}
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> str:
+    path = tmp_path / "nothing.py"
+    path.write_text(SUBJECT)
+    return f"{path}:Nothing"
+
+
+def test_trace(tmp_path: Path) -> None:
+    found = measured(tmp_path, "trace", "--points", "20", "--repeat", "2")
+    assert units(found) == {
+        "vime/transition": "µs",
+        "bare/write": "µs",
+        "vime/replay": "records/s",
+        "vime/check": "records/s",
+        "bare/decode": "records/s",
+    }
+    assert found["figures"]["vime/replay"]["n"] == 2
+
+
+def test_dispatch(tmp_path: Path, subject: str) -> None:
+    found = measured(tmp_path, "dispatch", "--points", "5", "--subject", subject)
+    assert set(units(found).items()) == {
+        ("handover/hold", "ms"),
+        ("vime/hold", "ms"),
+        ("nothing/hold", "ms"),
+    }
+    assert found["figures"]["vime/hold"]["n"] == 5
+    assert set(found["ratios"]) == {"hold_over_handover", "nothing_hold_over_handover"}
+
+
+def test_stall(tmp_path: Path, subject: str) -> None:
+    found = measured(
+        tmp_path, "stall", "--gigabytes", "0.001", "--seconds", "0.2", "--points", "2",
+        "--subject", subject,
+    )  # fmt: skip
+    names = ("copy", "blocking", "blocking_save", "vime", "nothing")
+    assert units(found) == {f"{name}/stall": "s" for name in names}
+    assert found["figures"]["blocking/stall"]["p50"] > 0.2, "it waits for the evaluation"
+    assert found["figures"]["vime/stall"]["p50"] < 0.2, "it does not"
+    assert {"stall_over_copy", "stall_over_blocking"} <= set(found["ratios"])
+
+
+def test_interference(tmp_path: Path, subject: str) -> None:
+    found = measured(
+        tmp_path, "interference", "--seconds", "0.3", "--rounds", "1", "--width", "64",
+        "--subject", subject,
+    )  # fmt: skip
+    windows = {"training/none", "vime/one", "vime/two", "nothing/one", "nothing/two"}
+    assert units(found) == dict.fromkeys(windows, "steps/s")
+    assert {"speed_with_one", "speed_with_two", "nothing_speed_with_one"} <= set(found["ratios"])
+
+
+def test_scale(tmp_path: Path) -> None:
+    found = measured(tmp_path, "scale", "--points", "20", "--engines", "1", "3")
+    assert {name.partition("/")[0] for name in found["figures"]} == {"engines_1", "engines_3"}
+    assert units(found)["engines_3/trace"] == "bytes/point"
+    assert {"memory_growth_mb", "time_growth"} <= set(found["ratios"])
+
+
+def test_runner_on_a_server_that_answers_at_once(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, "runner", "--server", "instant", "--samples", "16", "--concurrency", "4",
+        "--repeat", "2", "--no-lm-eval",
+    )  # fmt: skip
+    assert units(found) == {"vime/instant": "samples/s", "bare/instant": "samples/s"}
+    assert found["ratios"]["runner_over_client"] > 0
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_pin_on_a_real_engine(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, "pin", "--engines", "1", "--gigabytes", "0.001", "--repeat", "2"
+    )  # fmt: skip
+    assert units(found) == {"raw/engines_1": "s", "vime/engines_1": "s"}
+    assert found["ratios"]["pin_over_reload"] == found["ratios"]["pin_over_reload_1"]
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_runner_on_a_real_engine_beside_lm_eval(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, "runner", "--server", "real", "--samples", "16", "--concurrency", "4",
+        "--repeat", "1",
+    )  # fmt: skip
+    assert set(units(found)) == {"vime/real", "bare/real", "lm_eval/real"}
+    assert {"runner_over_client", "runner_over_lm_eval"} <= set(found["ratios"])
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_latency_on_a_real_engine(tmp_path: Path) -> None:
+    found = measured(tmp_path, "latency", "--gigabytes", "0.001", "--samples", "4", "--points", "2")
+    stages = {f"vime/{stage}" for stage in ("total", "stall", "export", "pin", "run")}
+    parts = {f"bare/{part}" for part in ("copy", "write", "load", "generation", "sum")}
+    assert set(units(found)) == stages | parts
+    assert found["ratios"]["latency_over_parts"] > 0
