@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,3 @@ def machine() -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Callable[[], Any]]:
-    """Two nodes with four logical GPUs each, which share one address."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with ray_settings() as settings:
-        nodes = {"num_cpus": 4, "num_gpus": 4}
-        cluster = Cluster(True, False, {**nodes, "temp_dir": settings["_temp_dir"]})
-        try:
-            cluster.add_node(**nodes)
-            ray.init(address=cluster.address, log_to_driver=False)
-            yield cluster
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
