@@ -27,7 +27,7 @@ picture: demo
 # What is generated from the code; tests fail when it drifts.
 docs: venv
 	$(BIN)/python -m vime.fsm.diagram docs/states.md
-	$(BIN)/python -m vime.eval.flags_doc docs/flags.md
+	$(BIN)/python -m vime.eval.config.flags_doc docs/flags.md
 
 # A headless browser for the test of the exported page (Debian, Ubuntu).
 browser:
@@ -49,10 +49,6 @@ test-slow: venv
 
 test-real: venv
 	$(BIN)/pytest -m real -q
-
-docs: venv
-	$(BIN)/python -m vime.fsm.diagram docs/states.md
-	$(BIN)/python -m vime.eval.flags_doc docs/flags.md
 
 clean:
 	rm -rf $(VENV) build dist

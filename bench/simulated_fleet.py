@@ -15,13 +15,13 @@ from typing import Any
 
 from bench import simulated_engine
 from bench.subjects import Setup
-from vime.eval import process
 from vime.eval.assembly import assemble
 from vime.eval.config import EvalConfig
 from vime.eval.dispatcher import EvalDispatcher
 from vime.eval.fleet.launch import Process, Spawn
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.fleet.supervisor import FleetSupervisor
+from vime.eval.processes import process
 
 CONCURRENCY = 16
 ANSWER_SECONDS = 0.5

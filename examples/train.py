@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any
 
 from vime.eval import ConfigError, EvalDispatcher, add_eval_arguments
-from vime.eval.live import LiveView, make_console
-from vime.eval.report import link_latest, print_summary, write_report
+from vime.eval.outcomes.live import LiveView, make_console
+from vime.eval.outcomes.report import link_latest, print_summary, write_report
 
 FAILED, WRONG_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 

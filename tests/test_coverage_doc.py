@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vime.eval.flags import FLAGS
+from vime.eval.config.flags import FLAGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")

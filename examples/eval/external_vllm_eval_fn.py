@@ -28,8 +28,8 @@ import anyio.to_thread
 from eval.vllm_server import VllmServer, describe
 
 from vime.eval.config import EvalConfig
+from vime.eval.config.engines import own_settings
 from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.engine_settings import own_settings
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.launch import Tokens
 from vime.eval.fleet.settings import FleetSettings

@@ -24,7 +24,7 @@ from vime.eval.fleet.launch import Tokens, engine_argv, engine_environment, loop
 from vime.eval.fleet.pin import load_and_prove, prove_token
 from vime.eval.fleet.ports import PortReservation
 from vime.eval.fleet.settings import FleetSettings
-from vime.eval.process import KeptProcess, spawn
+from vime.eval.processes.process import KeptProcess, spawn
 from vime.eval.snapshot.manifest import FILE, Manifest
 
 #: The label of a server in the middle of a load. One that still has it was given up half-way:

@@ -13,9 +13,9 @@ from tests.fakes import FakeCapture, FakeEvaluator, FakeFleet, FakeStore, Plans
 from vime.eval.actor import ActorRef, LocalActor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalPoint, Outcome
-from vime.eval.dispatch_actor import DispatchActor
-from vime.eval.dispatch_messages import Admit, Admitted, Drain, Launch, Settle
-from vime.eval.point_life import PointLife
+from vime.eval.dispatch.actor import DispatchActor
+from vime.eval.dispatch.messages import Admit, Admitted, Drain, Launch, Settle
+from vime.eval.dispatch.point_life import PointLife
 from vime.fsm.trace import Record, Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 

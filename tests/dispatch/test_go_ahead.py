@@ -14,7 +14,7 @@ from tests.fakes import FakeCapture, FakeDraft, FakeEvaluator, FakeStore, Plans
 from vime.eval.assembly import Parts
 from vime.eval.config import EvalConfig
 from vime.eval.dispatcher import EvalDispatcher
-from vime.eval.tracking import Trackers
+from vime.eval.outcomes.tracking import Trackers
 from vime.fsm.trace import Record, Trace
 
 PATIENCE_S = 20.0

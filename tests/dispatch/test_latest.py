@@ -12,7 +12,7 @@ from tests.fakes import Plan, Plans, Stage
 from tests.virtual import run_virtual
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalPoint
-from vime.eval.dispatch_messages import Admit
+from vime.eval.dispatch.messages import Admit
 
 
 def config(max_in_flight: int = 2) -> EvalConfig:

@@ -14,8 +14,8 @@ from tests.snapshot.captures import CopiedCapture, Shop
 from vime.eval.actor import ActorRef, LocalActor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, Outcome, PinProof, Snapshot
-from vime.eval.dispatch_actor import DispatchActor
-from vime.eval.dispatch_messages import Admit, Admitted, Drain, Launch
+from vime.eval.dispatch.actor import DispatchActor
+from vime.eval.dispatch.messages import Admit, Admitted, Drain, Launch
 from vime.fsm.record import Record
 from vime.fsm.trace import Trace
 

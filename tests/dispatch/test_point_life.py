@@ -12,7 +12,7 @@ from tests.fakes import FakeCapture, Plan, Plans, Stage, raiser
 from tests.virtual import run_virtual
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalPoint
-from vime.eval.dispatch_messages import Admit, Launch
+from vime.eval.dispatch.messages import Admit, Launch
 from vime.rollout.checkpoint_eval import EvalSkip
 
 

@@ -30,7 +30,7 @@ from vime.eval.fleet.launch import Tokens, engine_argv, loopback_client
 from vime.eval.fleet.ports import PortReservation
 from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.fleet.supervisor import FleetSupervisor
-from vime.eval.process import spawn
+from vime.eval.processes.process import spawn
 from vime.eval.snapshot.manifest import Manifest
 from vime.fsm.trace import Record, Trace
 from vime.rollout.checkpoint_eval import EvalSkip

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from vime.eval.process import KeptProcess, spawn
+from vime.eval.processes.process import KeptProcess, spawn
 
 
 async def keep(mode: str, log_path: Path) -> None:

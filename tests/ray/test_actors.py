@@ -17,7 +17,7 @@ import psutil
 import pytest
 from blockbuster import blockbuster_ctx
 
-from tests.test_actor_process import Fifo, Hold
+from tests.actor.test_process import Fifo, Hold
 from vime.eval.actor import ActorDied, ActorEvent, RemoteError
 from vime.ray import hosting
 from vime.ray.actors import RayActor

@@ -19,7 +19,7 @@ from tests.fakes import Plan, Plans, Stage, raiser
 from tests.virtual import run_virtual
 from vime.cli import main
 from vime.eval.config import EvalConfig
-from vime.eval.dispatch_actor import DispatchActor
+from vime.eval.dispatch.actor import DispatchActor
 from vime.eval.rerun import rerun
 from vime.fsm.check import check
 from vime.fsm.encode import encode

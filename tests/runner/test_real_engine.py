@@ -22,7 +22,7 @@ from tests.runner.engine_double import answer
 from vime.eval.actor import ProcessActor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.process import KeptProcess, spawn
+from vime.eval.processes.process import KeptProcess, spawn
 from vime.eval.runner import generate
 from vime.eval.runner.runner import RunnerEvaluator
 from vime.eval.runner.stock import StockEvaluation

@@ -9,15 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vime.eval.config import ConfigError, EvalConfig, validate_eval_args
+    from vime.eval.config import ConfigError, EvalConfig, add_eval_arguments, validate_eval_args
     from vime.eval.dispatcher import EvalDispatcher
-    from vime.eval.flags import add_eval_arguments
 
 _HOMES = {
     "ConfigError": "vime.eval.config",
     "EvalConfig": "vime.eval.config",
     "EvalDispatcher": "vime.eval.dispatcher",
-    "add_eval_arguments": "vime.eval.flags",
+    "add_eval_arguments": "vime.eval.config",
     "validate_eval_args": "vime.eval.config",
 }
 

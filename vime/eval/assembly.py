@@ -17,8 +17,8 @@ import anyio
 
 from vime.eval.config import ConfigError, EvalConfig
 from vime.eval.contracts import Evaluator, Exporter, Tracker
+from vime.eval.outcomes.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.eval.runner.runner import RunnerEvaluator
-from vime.eval.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.fsm.trace import Trace
 
 log = logging.getLogger("vime")

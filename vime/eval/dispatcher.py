@@ -1,7 +1,7 @@
 """``EvalDispatcher``: the synchronous face of asynchronous evaluation, for a training loop.
 
 A thin layer: one daemon thread with an event loop of its own runs the
-:class:`~vime.eval.dispatch_actor.DispatchActor`, and every method here asks it something.
+:class:`~vime.eval.dispatch.actor.DispatchActor`, and every method here asks it something.
 ``dispatch`` waits for an answer only when it has to: not while a slot is free and the exporter
 needs no directory. Then admission happens beside the capture.
 """
@@ -24,14 +24,14 @@ import anyio
 
 from vime.eval.actor import LocalActor
 from vime.eval.assembly import Parts, assemble
-from vime.eval.call_checks import check_step, checked_point
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
-from vime.eval.dispatch_actor import DispatchActor
-from vime.eval.dispatch_messages import Admit, Admitted, Captured, Drain, Launch, Settle
-from vime.eval.handle import EvalHandle
-from vime.eval.point_life import point_id
-from vime.eval.shared import shared_output
+from vime.eval.dispatch.actor import DispatchActor
+from vime.eval.dispatch.call_checks import check_step, checked_point
+from vime.eval.dispatch.handle import EvalHandle
+from vime.eval.dispatch.messages import Admit, Admitted, Captured, Drain, Launch, Settle
+from vime.eval.dispatch.point_life import point_id
+from vime.eval.dispatch.shared import shared_output
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 

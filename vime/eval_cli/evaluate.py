@@ -21,8 +21,8 @@ from vime.trace_cli.common import UsageError, write_json
 if TYPE_CHECKING:
     from vime.eval.config import EvalConfig
     from vime.eval.contracts import Outcome
+    from vime.eval.dispatch.handle import EvalHandle
     from vime.eval.dispatcher import EvalDispatcher
-    from vime.eval.handle import EvalHandle
     from vime.eval_cli.ledger import Ledger, Scored
 
 OK, SOME_SKIPPED, TERMINATED = 0, 1, 143
@@ -30,7 +30,7 @@ OK, SOME_SKIPPED, TERMINATED = 0, 1, 143
 
 def setup(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vime eval``."""
-    from vime.eval.flags import add_eval_arguments
+    from vime.eval.config import add_eval_arguments
 
     parser.add_argument(
         "checkpoints", nargs="*", metavar="CHECKPOINT_DIR", help="a whole Hugging Face checkpoint"

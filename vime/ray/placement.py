@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from vime.eval.config import ConfigError
-from vime.eval.gpu_counts import GpuCounts, gpu_counts
+from vime.eval.config.gpu_counts import GpuCounts, gpu_counts
 
 REGIONS = ("actor", "critic", "rollout", "eval")
 

@@ -18,7 +18,7 @@ import anyio
 
 from vime.eval.actor.base import Actor
 from vime.eval.actor.channel import Channel, Kind, Raised, dumps, loads
-from vime.eval.pipes import PipeReader, PipeWriter
+from vime.eval.processes.pipes import PipeReader, PipeWriter
 
 
 def main() -> int:

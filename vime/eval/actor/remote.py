@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from vime.eval.actor.base import ActorDied, no_reply
 from vime.eval.actor.channel import Channel, Kind, Raised, dumps, loads
-from vime.eval.process import KeptProcess, spawn
+from vime.eval.processes.process import KeptProcess, spawn
 
 _ROOT: Final = str(Path(__file__).parents[3])
 _BOOT: Final = (

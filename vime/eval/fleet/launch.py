@@ -12,7 +12,7 @@ from typing import Protocol
 
 import httpx
 
-from vime.eval.engine_settings import command_line
+from vime.eval.config.engines import command_line
 from vime.eval.fleet.devices import allowed_cores, device_environment
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.fleet.vllm_plugin import CONTROL_TOKEN_VARIABLE, ControlGuard, VerifiedLoad
@@ -27,7 +27,10 @@ _DAY_S = 86400
 
 
 class Process(Protocol):
-    """What the fleet asks of a process: :class:`vime.eval.process.KeptProcess`, or a fake."""
+    """What the fleet asks of a process.
+
+    Real ones are :class:`vime.eval.processes.process.KeptProcess`.
+    """
 
     @property
     def pid(self) -> int:
@@ -44,7 +47,7 @@ class Process(Protocol):
 
 
 class Spawn(Protocol):
-    """Starts a process: :func:`vime.eval.process.spawn`, or a fake."""
+    """Starts a process: :func:`vime.eval.processes.process.spawn`, or a fake."""
 
     async def __call__(
         self, argv: Sequence[str], *, name: str, env: Mapping[str, str], log_path: Path

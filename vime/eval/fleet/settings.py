@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.config import ConfigError, EvalConfig
-from vime.eval.engine_settings import command_line
+from vime.eval.config.engines import command_line
 from vime.eval.fleet.devices import allowed_cores, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- a file system, not a temporary file
@@ -35,7 +35,7 @@ class FleetSettings:
         run_dir: the logs go to ``run_dir/logs``.
         num_gpus_per_engine: the tensor-parallel size of each engine.
         vllm: further arguments of vLLM's server, name → value; see
-            :func:`vime.eval.engine_settings.command_line`.
+            :func:`vime.eval.config.engines.command_line`.
         start_timeout_s: from an engine's start to its first token.
         pin_timeout_s: from a pin's turn at the fleet to its proof.
         call_timeout_s: a control call other than loading.

@@ -41,13 +41,13 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from vime.eval import process
 from vime.eval.contracts import EngineProof, PinProof, Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.engine import Engine
 from vime.eval.fleet.launch import MakeClient, Spawn, Tokens, loopback_client
 from vime.eval.fleet.router import Router, RouterFailure
 from vime.eval.fleet.settings import FleetSettings
+from vime.eval.processes import process
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 

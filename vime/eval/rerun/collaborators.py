@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from vime.eval.contracts import Capture, EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.point_life import point_id
+from vime.eval.dispatch.point_life import point_id
 from vime.eval.rerun.parts import Part
 from vime.eval.rerun.script import Act
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vime.eval import causes
+from vime.eval.dispatch import causes
 from vime.fsm.record import Record
 from vime.fsm.replay import Divergence
 

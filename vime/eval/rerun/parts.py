@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.contracts import EngineProof, EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.point_life import point_id
+from vime.eval.dispatch.point_life import point_id
 from vime.fsm.record import Record
 from vime.fsm.tables import POINT
 from vime.rollout.checkpoint_eval import EvalSkip

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from vime.eval import causes
 from vime.eval.config import EvalConfig
+from vime.eval.dispatch import causes
 from vime.eval.rerun.parts import Part, dispatched, error, output, proof, snapshot
 from vime.fsm.check_rule import number
 from vime.fsm.record import Record

@@ -19,8 +19,8 @@ from anyio.abc import TaskGroup
 
 from vime.eval.actor import LocalActor
 from vime.eval.contracts import EvalPoint, Outcome
-from vime.eval.dispatch_actor import DispatchActor
-from vime.eval.dispatch_messages import Admit, Admitted, Drain, Launch, Settle
+from vime.eval.dispatch.actor import DispatchActor
+from vime.eval.dispatch.messages import Admit, Admitted, Drain, Launch, Settle
 from vime.eval.rerun.collaborators import (
     Answers,
     HeldCapture,

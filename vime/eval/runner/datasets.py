@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from vime.eval.config import EvalConfig
-from vime.eval.dataset_settings import DatasetSettings
+from vime.eval.config.datasets import DatasetSettings
 from vime.eval.runner.rows import kind, read_rows
 
 Messages = list[dict[str, Any]]

@@ -20,8 +20,8 @@ import anyio
 import httpx
 
 from vime.eval.config import EvalConfig
+from vime.eval.config.datasets import DatasetSettings
 from vime.eval.contracts import PinProof
-from vime.eval.dataset_settings import DatasetSettings
 from vime.rollout.checkpoint_eval import EvalSkip
 
 GENERATE_PATH = "/inference/v1/generate"

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from vime.eval.config import EvalConfig
-from vime.eval.dataset_settings import DatasetSettings
+from vime.eval.config.datasets import DatasetSettings
 from vime.eval.loading import load_object
 from vime.eval.runner.scoring import LabelError, choice, exact_match, f1, numeric, regex
 from vime.rollout.checkpoint_eval import EvalSkip

@@ -1,0 +1,65 @@
+"""Validation of the flags, all problems at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from vime.eval.config.errors import ConfigError
+from vime.eval.config.file import read_config_file
+from vime.eval.config.flags import BY_DEST, FLAGS, value_of
+from vime.eval.config.rules import (
+    data_problems,
+    fleet_problems,
+    names_checkpoint_fn,
+    snapshot_problems,
+)
+
+
+def validate_eval_args(args: argparse.Namespace) -> None:
+    """Check every eval flag of ``args`` and set ``args.eval_uses_snapshots``.
+
+    Works on any namespace, also one that another framework made: what is missing is taken from
+    the file of ``--eval-config``, where there is one, or has its default.
+
+    Raises:
+        ConfigError: naming every wrong flag with its value and the remedy.
+    """
+    problems = _file_problems(args)
+    wrong = _value_problems(args)
+    sound = _without(args, wrong)
+    found = [*fleet_problems(sound), *snapshot_problems(sound), *data_problems(sound)]
+    # A rule that speaks of a flag whose value is wrong has to wait until that is mended.
+    names = [BY_DEST[dest].name for dest in wrong]
+    problems += [*wrong.values(), *(p for p in found if not any(n in p for n in names))]
+    if problems:
+        raise ConfigError(problems)
+    get = value_of(args)
+    args.eval_uses_snapshots = bool(get("eval_num_gpus") or names_checkpoint_fn(args))
+
+
+def _file_problems(args: argparse.Namespace) -> list[str]:
+    """What is wrong with the file of ``--eval-config``; what ``args`` lacks is taken from it."""
+    path = getattr(args, "eval_config", None)
+    if path is None:
+        return []
+    file = read_config_file(path)
+    for dest, value in file.values.items():
+        if not hasattr(args, dest):
+            setattr(args, dest, value)
+    return file.problems
+
+
+def _value_problems(args: argparse.Namespace) -> dict[str, str]:
+    """Each flag by itself: its type, its choices, its least value."""
+    problems = {}
+    for flag in FLAGS:
+        problem = flag.problem(getattr(args, flag.dest, flag.default))
+        if problem:
+            problems[flag.dest] = f"{flag.name} {problem}"
+    return problems
+
+
+def _without(args: argparse.Namespace, wrong: Iterable[str]) -> argparse.Namespace:
+    """A shallow copy in which the flags with wrong values have their defaults."""
+    return argparse.Namespace(**{**vars(args), **{dest: BY_DEST[dest].default for dest in wrong}})

@@ -1,0 +1,1 @@
+"""Where outcomes go, and how a person sees them."""
