@@ -18,6 +18,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from tests.actor.test_process import Fifo, Hold
+from tests.watch import watching
 from vime.eval.actor import ActorDied, ActorEvent, RemoteError
 from vime.ray import hosting
 from vime.ray.actors import RayActor
@@ -53,14 +54,6 @@ def of_actors() -> list[psutil.Process]:
         if any(f"vime actor {NAME}" in word for word in process.info["cmdline"] or ()):
             found.append(process)
     return found
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process has exited, even if its parent has not noticed yet."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @dataclass
@@ -354,11 +347,12 @@ async def test_a_ray_actor_that_does_not_obey_is_killed(
             await ref.ask(("hold", fifo.path))
             assert ref._life is not None
             pid = ref._life.facts.pid
-            os.kill(pid, signal.SIGSTOP)
-            with anyio.fail_after(40), pytest.raises(TimeoutError):
-                await ref.ask(("environment", "HOME"), timeout_s=0.5)
-            await ends(fifo)
-        assert has_ended(pid)
+            with watching([pid]) as watch:
+                os.kill(pid, signal.SIGSTOP)
+                with anyio.fail_after(40), pytest.raises(TimeoutError):
+                    await ref.ask(("environment", "HOME"), timeout_s=0.5)
+                await ends(fifo)
+                await anyio.to_thread.run_sync(watch.assert_gone)
         assert await ref.ask(("environment", "HOME")) == os.environ["HOME"]
     assert world.kinds == ["started", "ended", "started", "stopped"]
 

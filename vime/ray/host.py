@@ -1,8 +1,8 @@
 """What runs on a node of the cluster: one Ray actor, which owns ordinary processes there.
 
 The processes are kept ones (:mod:`vime.eval.processes.process`): whatever ends the Ray actor, the
-death of its node, its driver or its raylet included, ends them as well. User code never runs in the Ray
-actor itself, so that it always answers.
+death of its node, its driver or its raylet included, ends them as well. User code never runs in the
+Ray actor itself, so that it always answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Child processes which never outlive their owner, with everything that they start themselves.
 
 :func:`spawn` puts a keeper (:mod:`vime.eval.processes.keeper`, one small process) between the
-owner and the child. Whichever of the three dies, by ``kill -9`` too, nothing of the child's tree is left:
+owner and the child. Whichever of the three dies, by ``kill -9`` too, nothing of the child's tree
+is left:
 
 - the owner dies: the keeper notices, kills the tree, and exits;
 - the child dies: the keeper kills what the child has started, and exits with its status;
