@@ -137,7 +137,9 @@ class FakeFleet:
         self.serving: str | None = None
 
     @asynccontextmanager
-    async def pin(self, snapshot: Snapshot) -> AsyncIterator[PinProof]:
+    async def pin(
+        self, snapshot: Snapshot, cause_seq: int | None = None
+    ) -> AsyncIterator[PinProof]:
         async with self.turn:
             began = anyio.current_time()
             await self.plans[snapshot.rollout_id].pin.run()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fleet.desk import open_desk
 from tests.fleet.world import Fault, Gate, Life, World, answers, fails, hang
+from vime.rollout.checkpoint_eval import EvalSkip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_blocks_the_loop")]
 
@@ -32,13 +33,60 @@ async def test_a_pin_proves_every_engine_and_then_lets_the_router_ask_them() -> 
 async def test_every_record_of_an_engine_says_its_weights_and_what_made_it_happen() -> None:
     async with open_desk(num_engines=1) as desk:
         snapshot = desk.world.snapshot(40)
-        await desk.pinned(snapshot)
-        start, ready, pin, serve = desk.records
+        async with desk.fleet.pin(snapshot):
+            start, ready, pin, serve = desk.records
         version = snapshot.weight_version
         assert [r.weight_version for r in desk.records] == [None, "default", version, version]
         assert [r.cause_seq for r in desk.records] == [None, start.seq, ready.seq, pin.seq]
         assert serve.detail is not None
         assert serve.detail["digest"] == snapshot.digest
+
+
+async def test_the_engines_name_the_record_that_asked_for_the_pin_as_its_cause() -> None:
+    async with open_desk() as desk:
+        asked = desk.records[0].seq  # stands for the point's record
+        async with desk.fleet.pin(desk.world.snapshot(40), asked):
+            pins = [r for r in desk.records if r.trigger == "pin"]
+            assert [r.cause_seq for r in pins] == [asked, asked]
+            desk.world.now("engine_1").kill()
+            again = await desk.until_fired("engine_1", "pin", 2)
+            assert again.cause_seq == asked, "it rejoins for the same point"
+
+
+async def test_a_pin_that_fails_names_the_doubt_that_decided_it() -> None:
+    world = World()
+    world.lives["engine_1"] = [Life(report={"digest": "f" * 64})]
+    async with open_desk(world) as desk:
+        skip = await desk.skip(world.snapshot(40))
+        suspect = await desk.until_fired("engine_1", "suspect")
+        assert (skip.reason, skip.cause_seq) == ("pin_violation", suspect.seq)
+
+
+async def test_a_pin_without_a_whole_fleet_names_what_became_of_the_missing_engine() -> None:
+    async with open_desk(max_restarts=0) as desk:
+        desk.world.now("engine_0").kill()
+        lost = await desk.until_fired("engine_0", "abandon")
+        skip = await desk.skip(desk.world.snapshot(40))
+        assert (skip.reason, skip.cause_seq) == ("unhealthy", lost.seq)
+
+
+@pytest.mark.parametrize(("reason", "explained"), [("unhealthy", True), ("my_own", False)])
+async def test_an_evaluation_without_answers_is_told_which_engine_was_lost(
+    reason: str, explained: bool
+) -> None:
+    skip = EvalSkip(reason)
+    async with open_desk() as desk:
+
+        async def evaluate() -> None:
+            async with desk.fleet.pin(desk.world.snapshot(40)):
+                desk.world.now("engine_0").kill()
+                await desk.until_fired("engine_0", "suspect")
+                raise skip
+
+        with pytest.raises(EvalSkip):
+            await evaluate()
+        suspect = await desk.until_fired("engine_0", "suspect")
+        assert skip.cause_seq == (suspect.seq if explained else None)
 
 
 async def test_the_next_pin_loads_every_engine_anew() -> None:

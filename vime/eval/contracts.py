@@ -174,13 +174,20 @@ class Exporter(Protocol):
 class Fleet(Protocol):
     """Engines that can be made to serve one snapshot, provably."""
 
-    def pin(self, snapshot: Snapshot) -> AbstractAsyncContextManager[PinProof]:
+    def pin(
+        self, snapshot: Snapshot, cause_seq: int | None = None
+    ) -> AbstractAsyncContextManager[PinProof]:
         """Hold the fleet, with every engine proven to serve ``snapshot``.
 
         Entering waits for the fleet's turn, then pins; leaving lets the next point have it.
 
+        Args:
+            snapshot: verified.
+            cause_seq: the trace record that asks for it: the cause of the engines' own.
+
         Raises:
-            EvalSkip: ``pin_violation``, ``unhealthy`` or ``timeout_pin``.
+            EvalSkip: ``pin_violation``, ``unhealthy`` or ``timeout_pin``; its ``cause_seq`` is the
+                engine's record that decided it, where one did.
         """
 
 

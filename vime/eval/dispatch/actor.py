@@ -311,9 +311,10 @@ class DispatchActor(Actor):
                     await stack.enter_async_context(self._turn)
                 return await self._run(life, snapshot, None)
             patience = self._patience(self._config.pin_timeout_s)
-            life.machine.fire("pin", weight_version=snapshot.weight_version)
+            asked = life.machine.fire("pin", weight_version=snapshot.weight_version)
             with skip_after(patience, "timeout_pin", causes.PIN):
-                proof = await stack.enter_async_context(self._fleet.pin(snapshot))
+                pin = self._fleet.pin(snapshot, asked.seq)
+                proof = await stack.enter_async_context(pin)
             life.pin_s = proof.pin_seconds
             return await self._run(life, snapshot, proof)
 

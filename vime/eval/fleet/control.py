@@ -37,7 +37,12 @@ class EngineFailure(Exception):
             weights, and they generate no numbers) or ``cancelled`` (nobody waited for its
             answer).
         detail: a sentence for people: what it did, and what was expected.
+
+    Attributes:
+        cause_seq: the trace record of the engine's doubt, once there is one.
     """
+
+    cause_seq: int | None = None
 
     def __init__(self, kind: Kind, detail: str) -> None:
         super().__init__(detail)

@@ -61,6 +61,7 @@ class Engine:
         url: where its server listens; empty before its first start.
         weight_version: the weights that it carries or awaits; ``None`` while it has none.
         failure: why it is suspect, or was last.
+        doubt_seq: the trace record of that.
         last_words: the end of its log when it became so.
         strikes: its deaths since the last pin, but for those that a snapshot caused.
         was_ready: it has answered at least once.
@@ -83,6 +84,7 @@ class Engine:
         self.url = ""
         self.weight_version: str | None = None
         self.failure: EngineFailure | None = None
+        self.doubt_seq: int | None = None
         self.last_words = ""
         self.strikes = 0
         self.was_ready = False
@@ -154,7 +156,9 @@ class Engine:
                     if self.usable:
                         await self._prove_alive()
 
-    async def pin(self, snapshot: Snapshot, timeout_s: float) -> EngineProof:
+    async def pin(
+        self, snapshot: Snapshot, timeout_s: float, cause_seq: int | None = None
+    ) -> EngineProof:
         """Load a snapshot's weights, and prove that they are what it serves.
 
         Cancelled half-way it is suspect: nobody knows what it has loaded.
@@ -162,6 +166,7 @@ class Engine:
         Args:
             snapshot: verified.
             timeout_s: for everything, a probe that is under way included.
+            cause_seq: the trace record that asks for it.
 
         Raises:
             EngineFailure: it could not prove it, and is suspect now. ``absent`` when it failed
@@ -169,21 +174,27 @@ class Engine:
         """
         self._told = False
         try:
-            return await self._pin_within(snapshot, timeout_s)
+            return await self._pin_within(snapshot, timeout_s, cause_seq)
         except EngineFailure as failure:
             if self._told:
                 raise
-            raise EngineFailure("absent", failure.detail) from failure
+            absent = EngineFailure("absent", failure.detail)
+            absent.cause_seq = failure.cause_seq
+            raise absent from failure
 
-    async def _pin_within(self, snapshot: Snapshot, timeout_s: float) -> EngineProof:
+    async def _pin_within(
+        self, snapshot: Snapshot, timeout_s: float, cause_seq: int | None
+    ) -> EngineProof:
         version = snapshot.weight_version
         with self._within(timeout_s, f"pin {version}") as deadline:
             async with self._turn:
                 with self._until_failed():
                     if not self.usable:
-                        raise EngineFailure("gone", f"it is {self.state}: {self.failure}")
+                        gone = EngineFailure("gone", f"it is {self.state}: {self.failure}")
+                        gone.cause_seq = self.last_seq
+                        raise gone
                     self.weight_version = version
-                    self._fire("pin")
+                    self._fire("pin", cause_seq=cause_seq)
                     try:
                         return await self._pin(snapshot, timeout_s)
                     except EngineFailure as failure:
@@ -203,7 +214,8 @@ class Engine:
             return
         self.failure = failure
         self.last_words = self._log_tail()
-        self._fire("suspect", reason=failure.kind, detail={"error": failure.detail})
+        record = self._fire("suspect", reason=failure.kind, detail={"error": failure.detail})
+        failure.cause_seq = self.doubt_seq = record.seq
         for scope in self._scopes:
             scope.cancel()
 
@@ -340,10 +352,19 @@ class Engine:
             return f"({self.log_path} cannot be read: {error})"
 
     def _fire(
-        self, trigger: str, *, reason: str | None = None, detail: dict[str, Any] | None = None
+        self,
+        trigger: str,
+        *,
+        reason: str | None = None,
+        detail: dict[str, Any] | None = None,
+        cause_seq: int | None = None,
     ) -> Record:
         record = self._machine.fire(
-            trigger, reason=reason, detail=detail, weight_version=self.weight_version
+            trigger,
+            reason=reason,
+            detail=detail,
+            cause_seq=cause_seq,
+            weight_version=self.weight_version,
         )
         self._changed()
         return record

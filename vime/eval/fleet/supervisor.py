@@ -56,6 +56,9 @@ log = logging.getLogger("vime")
 #: Of several failures of one pin, the reason of the gravest is reported.
 _GRAVITY = ("pin_violation", "unhealthy", "timeout_pin")
 
+#: Skips of an evaluation that the loss of an engine explains.
+_FOR_WANT_OF_ANSWERS = ("unhealthy", "version_mixed", "timeout_eval")
+
 _DOWN = ("lost", "stopped")
 
 
@@ -82,9 +85,16 @@ class MakeEngine(Protocol):
 
 @dataclass
 class _Hold:
-    """The pin that has the fleet: an engine that comes back joins it."""
+    """The pin that has the fleet: an engine that comes back joins it.
+
+    Attributes:
+        snapshot: what is pinned.
+        cause_seq: the trace record that asked for it.
+        rejoining: the engines that load it now.
+    """
 
     snapshot: Snapshot
+    cause_seq: int | None
     rejoining: set[str] = field(default_factory=set)
 
 
@@ -163,7 +173,9 @@ class FleetSupervisor:
             await self._change.wait()
 
     @asynccontextmanager
-    async def pin(self, snapshot: Snapshot) -> AsyncIterator[PinProof]:
+    async def pin(
+        self, snapshot: Snapshot, cause_seq: int | None = None
+    ) -> AsyncIterator[PinProof]:
         """Hold the fleet, with every engine proven to serve ``snapshot``.
 
         The turns are given in the order of the calls; how long a turn lasts is bounded by what
@@ -171,29 +183,35 @@ class FleetSupervisor:
 
         Args:
             snapshot: verified, and leased by the caller for as long as this holds it.
+            cause_seq: the trace record that asks for it.
 
         Raises:
             EvalSkip: ``pin_violation`` (an engine could not prove its weights), ``unhealthy``
                 (an engine or the router is down, or the weights generate no numbers) or
-                ``timeout_pin``.
+                ``timeout_pin``. An ``EvalSkip`` of the caller's that passes through, for want of
+                answers, is told which engine was lost meanwhile.
         """
         async with self._turn:
-            proof = await self._pin(snapshot)
-            self._hold = hold = _Hold(snapshot)
+            proof = await self._pin(snapshot, cause_seq)
+            self._hold = hold = _Hold(snapshot, cause_seq)
             try:
                 yield proof
+            except EvalSkip as skip:
+                if skip.cause_seq is None and skip.reason in _FOR_WANT_OF_ANSWERS:
+                    skip.cause_seq = self._last_doubt(since=proof.cause_seq)
+                raise
             finally:
                 self._hold = None
                 # The snapshot may be deleted from here on: whoever still reads it finishes.
                 while hold.rejoining:
                     await self._change.wait()
 
-    async def _pin(self, snapshot: Snapshot) -> PinProof:
+    async def _pin(self, snapshot: Snapshot, cause_seq: int | None) -> PinProof:
         began = anyio.current_time()
         deadline = began + self.settings.pin_timeout_s
         while True:
             await self._wait_until_whole(deadline)
-            proofs, failures = await self._pin_engines(snapshot, deadline)
+            proofs, failures = await self._pin_engines(snapshot, deadline, cause_seq)
             if not failures:
                 break
             if {failure.kind for failure in failures.values()} != {"absent"}:
@@ -219,16 +237,14 @@ class FleetSupervisor:
             while not self._whole():
                 await self._change.wait()
         if missing := self._missing():
-            raise EvalSkip(
-                "unhealthy",
-                f"not whole after {self.settings.pin_timeout_s:.4g} s: {'; '.join(missing)}",
-            )
+            patience = f"{self.settings.pin_timeout_s:.4g} s"
+            raise self._unhealthy(f"not whole after {patience}: {'; '.join(missing)}")
 
     def _whole(self) -> bool:
         """Raises ``EvalSkip`` when it never will be again."""
         for engine in self._engines:
             if engine.state in _DOWN:
-                raise EvalSkip("unhealthy", f"{engine.name} is {engine.state}: {engine.failure}")
+                raise self._unhealthy(f"{engine.name} is {engine.state}: {engine.failure}")
         if self._router_lost is not None:
             raise EvalSkip("unhealthy", str(self._router_lost))
         return not self._missing()
@@ -243,7 +259,7 @@ class FleetSupervisor:
         return missing if self._router.up else [*missing, "the router is down"]
 
     async def _pin_engines(
-        self, snapshot: Snapshot, deadline: float
+        self, snapshot: Snapshot, deadline: float, cause_seq: int | None
     ) -> tuple[tuple[EngineProof, ...], dict[str, EngineFailure]]:
         """Pin all at once; the others finish also when one has failed, and stay usable."""
         proofs: dict[str, EngineProof] = {}
@@ -251,7 +267,8 @@ class FleetSupervisor:
 
         async def pin(engine: Engine) -> None:
             try:
-                proofs[engine.name] = await engine.pin(snapshot, deadline - anyio.current_time())
+                left_s = deadline - anyio.current_time()
+                proofs[engine.name] = await engine.pin(snapshot, left_s, cause_seq)
             except EngineFailure as failure:
                 failures[engine.name] = failure
 
@@ -274,7 +291,19 @@ class FleetSupervisor:
                 await self._router.end_process()
             raise EvalSkip("unhealthy", str(failure)) from failure
         if missing := self._missing():
-            raise EvalSkip("unhealthy", "; ".join(missing))
+            raise self._unhealthy("; ".join(missing))
+
+    def _last_doubt(self, since: int | None) -> int | None:
+        """The record of the engine that was doubted last, if one was after ``since``."""
+        seqs = (engine.doubt_seq for engine in self._engines if engine.doubt_seq is not None)
+        return max((seq for seq in seqs if since is None or seq > since), default=None)
+
+    def _unhealthy(self, detail: str) -> EvalSkip:
+        """The skip for want of engines: its cause is what the first of them has come to."""
+        skip = EvalSkip("unhealthy", detail)
+        missing = (engine for engine in self._engines if not engine.usable)
+        skip.cause_seq = next((engine.last_seq for engine in missing), None)
+        return skip
 
     async def _keep(self, engine: Engine, tasks: TaskGroup) -> None:
         """Every life of one engine, one after the other, until it stays down."""
@@ -301,7 +330,7 @@ class FleetSupervisor:
             return  # the pin has ended meanwhile, and the snapshot may be gone
         hold.rejoining.add(engine.name)
         try:
-            await engine.pin(hold.snapshot, self.settings.pin_timeout_s)
+            await engine.pin(hold.snapshot, self.settings.pin_timeout_s, hold.cause_seq)
             if self._hold is hold:
                 await self._serve_pinned(hold.snapshot)
         except (EngineFailure, RouterFailure):
@@ -387,8 +416,9 @@ class FleetSupervisor:
 
 
 def _skip(failures: Mapping[str, EngineFailure]) -> EvalSkip:
-    reasons = {failure.skip_reason for failure in failures.values()}
-    return EvalSkip(
-        next(reason for reason in _GRAVITY if reason in reasons),
-        "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items())),
-    )
+    """The reason of the gravest failure, whose record is the cause; all are told."""
+    gravest = min(failures.values(), key=lambda failure: _GRAVITY.index(failure.skip_reason))
+    told = "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items()))
+    skip = EvalSkip(gravest.skip_reason, told)
+    skip.cause_seq = gravest.cause_seq
+    return skip

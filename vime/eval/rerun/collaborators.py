@@ -12,8 +12,9 @@ import anyio
 
 from vime.eval.contracts import Capture, EvalOutput, EvalPoint, PinProof, Snapshot
 from vime.eval.dispatch.point_life import point_id
-from vime.eval.rerun.parts import Part
+from vime.eval.rerun.parts import Part, given_cause
 from vime.eval.rerun.script import Act
+from vime.rollout.checkpoint_eval import EvalSkip
 
 
 class Answer:
@@ -109,13 +110,25 @@ class RecordedStore:
 class RecordedFleet:
     """Pins as recorded; turns are in the recorded moments."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, parts: Mapping[str, Part], answers: Answers) -> None:
+        self._parts = parts
         self._answers = answers
 
     @asynccontextmanager
-    async def pin(self, snapshot: Snapshot) -> AsyncIterator[PinProof]:
-        """Wait for the recorded proof."""
-        yield await self._answers.of(Act.PROOF, _id_of(snapshot)).get()
+    async def pin(
+        self,
+        snapshot: Snapshot,
+        cause_seq: int | None = None,  # noqa: ARG002
+    ) -> AsyncIterator[PinProof]:
+        """Wait for the recorded proof; a skip meanwhile is told the recorded cause."""
+        proof = await self._answers.of(Act.PROOF, _id_of(snapshot)).get()
+        try:
+            yield proof
+        except EvalSkip as skip:
+            part = self._parts.get(_id_of(snapshot))
+            if skip.cause_seq is None and part is not None and part.end is not None:
+                skip.cause_seq = given_cause(part, part.end)
+            raise
 
 
 class RecordedEvaluator:

@@ -154,7 +154,7 @@ class Stage:
                 tasks,
                 trace,
                 store=RecordedStore(script.parts, self._answers) if script.has_store else None,
-                fleet=RecordedFleet(self._answers) if script.has_fleet else None,
+                fleet=RecordedFleet(script.parts, self._answers) if script.has_fleet else None,
                 evaluator=RecordedEvaluator(self._answers) if script.has_store else None,
                 report=_nobody,
             )
