@@ -13,6 +13,7 @@ import httpx
 
 from tests.fleet.world import World
 from vime.eval.contracts import PinProof, Snapshot
+from vime.eval.fleet.servers import Localize, at_home
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.fleet.supervisor import FleetSupervisor
 from vime.fsm.trace import Record, Trace
@@ -81,7 +82,12 @@ class Desk:
 
 @asynccontextmanager
 async def open_desk(
-    world: World | None = None, *, num_engines: int = 2, ready: bool = True, **changes: Any
+    world: World | None = None,
+    *,
+    num_engines: int = 2,
+    ready: bool = True,
+    localize: Localize = at_home,
+    **changes: Any,
 ) -> AsyncIterator[Desk]:
     """A supervisor that runs; afterwards nothing of it is left, and nobody wronged a suspect."""
     world = world or World()
@@ -101,7 +107,13 @@ async def open_desk(
         run_dir=Path("/run"),
         **TIMES | changes,
     )
-    desk.fleet = FleetSupervisor(settings, trace, spawn=world.spawn, make_client=world.make_client)
+    desk.fleet = FleetSupervisor(
+        settings,
+        trace,
+        localize=localize,
+        spawn=world.spawn,
+        make_client=world.make_client,
+    )
     async with anyio.create_task_group() as tasks:
         await tasks.start(desk.fleet.run)
         if ready:

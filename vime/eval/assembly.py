@@ -19,12 +19,13 @@ from vime.eval.config import ConfigError, EvalConfig
 from vime.eval.contracts import Evaluator, Exporter, Tracker
 from vime.eval.outcomes.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.eval.runner.runner import RunnerEvaluator
+from vime.eval.site import Site, ThisMachine, check_machine
 from vime.fsm.trace import Trace
 
 log = logging.getLogger("vime")
 
 if TYPE_CHECKING:
-    from vime.eval.actor import ProcessActor
+    from vime.eval.actor import ActorRef
     from vime.eval.fleet.supervisor import FleetSupervisor
     from vime.eval.snapshot.store import SnapshotStore
 
@@ -41,14 +42,15 @@ class Parts:
     store: SnapshotStore | None = None
     fleet: FleetSupervisor | None = None
     evaluator: Evaluator | None = None
-    runner: ProcessActor | None = None
+    runner: ActorRef | None = None
+    site: Site = field(default_factory=ThisMachine)
     prepared: anyio.Event = field(default_factory=anyio.Event)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the fleet; on leaving, end it and the runner's process."""
         try:
-            async with anyio.create_task_group() as tasks:
+            async with self.site.running(), anyio.create_task_group() as tasks:
                 if self.fleet is not None:
                     await tasks.start(self.fleet.run)
                 tasks.start_soon(self._prepare_runner)
@@ -95,15 +97,17 @@ def assemble(
     exporter: Any,
     shared_eval: Any,
     trackers: Iterable[Any],
+    site: Site | None = None,
 ) -> Parts:
     """Check what only this machine can say, then make everything; nothing is started yet.
 
     Raises:
         ConfigError: the machine, the data or the caller's objects do not fit the flags.
     """
+    site = site or ThisMachine()
     _check_caller(config, exporter, shared_eval)
     if config.num_gpus:
-        _check_machine(config)
+        check_machine(config, site)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or Path("runs") / run_id).absolute()
     trace_path = _new_run_dir(run_dir)
@@ -115,7 +119,7 @@ def assemble(
         trace.close()
         _forget(run_dir)
         raise ConfigError([str(error)]) from error
-    parts = Parts(config, run_dir, trace, Trackers(sinks))
+    parts = Parts(config, run_dir, trace, Trackers(sinks), site=site)
     try:
         if config.uses_snapshots:
             _add_snapshot_parts(parts, args, exporter)
@@ -149,21 +153,6 @@ def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
         )  # fmt: skip
 
 
-def _check_machine(config: EvalConfig) -> None:
-    from vime.eval.fleet.settings import FleetSettings, preflight
-    from vime.eval.runner.datasets import check_datasets
-    from vime.eval.runner.rewards import load_rewards
-
-    try:
-        check_datasets(config)
-        load_rewards(config)
-        preflight(FleetSettings.from_config(config, Path()))
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-
-
 def _new_run_dir(run_dir: Path) -> Path:
     """Make the run's directory; returns the trace's path, where there must be none yet."""
     trace_path = run_dir / "trace.jsonl"
@@ -182,13 +171,11 @@ def _new_run_dir(run_dir: Path) -> Path:
 
 
 def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -> None:
-    from vime.eval.actor import ProcessActor
-    from vime.eval.snapshot.export import as_exporter
     from vime.eval.snapshot.store import SnapshotStore
 
-    config, run_dir = parts.config, parts.run_dir
+    config, run_dir, site = parts.config, parts.run_dir, parts.site
     assert config.hf_dir is not None, "validated with the flags"
-    parts.exporter = as_exporter(exporter)
+    parts.exporter = site.make_exporter(exporter)
     store = SnapshotStore(
         config.hf_dir,
         run_id=parts.trace.run_id,
@@ -202,14 +189,10 @@ def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -
         snapshots = config.keep_snapshots + config.max_in_flight + 1
         store.check_space(store.base.num_bytes * snapshots)
     if config.num_gpus:
-        from vime.eval.fleet.settings import FleetSettings
-        from vime.eval.fleet.supervisor import FleetSupervisor
-
-        parts.fleet = FleetSupervisor(FleetSettings.from_config(config, run_dir), parts.trace)
-    parts.runner = ProcessActor(
+        parts.fleet = site.make_fleet(config, run_dir, parts.trace)
+    parts.runner = site.make_runner(
         "vime.eval.runner.runner:make_runner",
         (config, args, run_dir),
-        name="eval_runner",
-        log_path=run_dir / "logs" / "eval_runner.log",
+        run_dir / "logs" / "eval_runner.log",
     )
     parts.evaluator = RunnerEvaluator(parts.runner, config.eval_timeout_s)

@@ -77,6 +77,9 @@ class PinProof:
         pin_seconds: how long the pin took, from its turn at the fleet.
         cause_seq: the trace record that completed the pin.
         api_key: bearer token for the generation routes; kept out of ``repr`` and the trace.
+        transfer_seconds: how long the snapshot was under way to the last of the engines' nodes; 0
+            where all of them saw it.
+        transfer_bytes: what travelled, over all nodes.
     """
 
     base_url: str
@@ -87,6 +90,8 @@ class PinProof:
     pin_seconds: float = 0.0
     cause_seq: int | None = None
     api_key: str | None = field(default=None, repr=False)
+    transfer_seconds: float = 0.0
+    transfer_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from vime.eval.dispatch.handle import EvalHandle
 from vime.eval.dispatch.messages import Admit, Admitted, Captured, Drain, Launch, Settle
 from vime.eval.dispatch.point_life import point_id
 from vime.eval.dispatch.shared import shared_output
+from vime.eval.site import Site
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -89,6 +90,7 @@ class EvalDispatcher:
         exporter: Any = None,
         shared_eval: SharedEval | None = None,
         trackers: Iterable[Any] = (),
+        site: Site | None = None,
     ) -> EvalDispatcher:
         """Validate ``args``, make the run directory, and start what evaluation needs.
 
@@ -103,12 +105,14 @@ class EvalDispatcher:
                 when there is neither a fleet nor a ``CheckpointEvalFn``. It may return metrics
                 (a dictionary), a ``RolloutFnEvalOutput`` or ``None``.
             trackers: objects with ``log(outcome)``, or callables that take an outcome.
+            site: where engines and runner live; this machine if absent. On a Ray cluster use
+                :class:`vime.ray.dispatcher.RayEvalDispatcher`, which brings its own.
 
         Raises:
             ConfigError: flags are wrong, or the machine cannot do what they ask.
         """
         config = EvalConfig.from_args(args)
-        parts = assemble(config, args, exporter, shared_eval, trackers)
+        parts = assemble(config, args, exporter, shared_eval, trackers, site)
         return cls(config, parts, shared_eval)
 
     @property

@@ -263,6 +263,8 @@ _FACTS = frozenset(
         "export_time_seconds",
         "stall_seconds",
         "pin_seconds",
+        "transfer_seconds",
+        "transfer_bytes",
     )
 )
 

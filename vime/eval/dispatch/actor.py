@@ -315,7 +315,7 @@ class DispatchActor(Actor):
             with skip_after(patience, "timeout_pin", causes.PIN):
                 pin = self._fleet.pin(snapshot, asked.seq)
                 proof = await stack.enter_async_context(pin)
-            life.pin_s = proof.pin_seconds
+            life.pinned(proof)
             return await self._run(life, snapshot, proof)
 
     def _patience(self, own_s: float) -> float:

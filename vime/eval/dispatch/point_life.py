@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from vime.eval.contracts import EvalOutput, EvalPoint, Outcome
+from vime.eval.contracts import EvalOutput, EvalPoint, Outcome, PinProof
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import POINT
 from vime.fsm.trace import Trace
@@ -33,6 +33,7 @@ class PointLife:
         self.stall_s = 0.0
         self.export_s: float | None = None
         self.pin_s: float | None = None
+        self.transfer: dict[str, float] = {}
         self.handed_over = anyio.Event()
         self.settled = anyio.Event()
         self.outcome: Future[Outcome] = Future()
@@ -46,6 +47,15 @@ class PointLife:
     def state(self) -> str:
         """The point's state, one of :data:`vime.fsm.tables.POINT`."""
         return self.machine.state
+
+    def pinned(self, proof: PinProof) -> None:
+        """Note what the pin took."""
+        self.pin_s = proof.pin_seconds
+        if proof.transfer_bytes:
+            self.transfer = {
+                "eval/transfer_seconds": proof.transfer_seconds,
+                "eval/transfer_bytes": float(proof.transfer_bytes),
+            }
 
     def finish(self, output: EvalOutput, training_step: int) -> Outcome:
         """Settle the point as done; the record is written before anybody hears of it."""
@@ -100,7 +110,7 @@ class PointLife:
             "eval/export_time_seconds": self.export_s,
             "eval/pin_seconds": self.pin_s,
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in known.items() if value is not None} | self.transfer
 
 
 def point_id(point: EvalPoint) -> str:

@@ -14,7 +14,9 @@ import httpx
 
 from vime.eval.fleet.launch import Tokens
 
-Kind = Literal["absent", "gone", "overdue", "refused", "stale", "not_finite", "cancelled"]
+Kind = Literal[
+    "absent", "gone", "overdue", "refused", "stale", "not_finite", "cancelled", "undelivered"
+]
 
 #: The weight version of an engine that serves what it was started with.
 FIRST_VERSION = "default"
@@ -34,8 +36,8 @@ class EngineFailure(Exception):
         kind: ``absent`` (a pin found it dead or deaf, before it was told of any snapshot),
             ``gone`` (it does not answer), ``overdue``, ``refused`` (it answered with an error),
             ``stale`` (it answered, and has the wrong weights), ``not_finite`` (it has the right
-            weights, and they generate no numbers) or ``cancelled`` (nobody waited for its
-            answer).
+            weights, and they generate no numbers), ``cancelled`` (nobody waited for its
+            answer) or ``undelivered`` (the snapshot could not be brought to its node).
         detail: a sentence for people: what it did, and what was expected.
 
     Attributes:
@@ -54,6 +56,8 @@ class EngineFailure(Exception):
         """The reason of an eval point whose pin this failure ended."""
         if self.kind in ("refused", "stale"):
             return "pin_violation"
+        if self.kind == "undelivered":
+            return "transfer_failed"
         return "timeout_pin" if self.kind == "overdue" else "unhealthy"
 
 

@@ -21,18 +21,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from vime.eval.contracts import EngineProof, Snapshot
-from vime.eval.fleet.control import FIRST_VERSION, Control, EngineFailure, Token
-from vime.eval.fleet.devices import visible_gpus
-from vime.eval.fleet.launch import (
-    MakeClient,
-    Process,
-    Spawn,
-    Tokens,
-    engine_argv,
-    engine_environment,
-)
+from vime.eval.fleet.control import Control, EngineFailure, Token
+from vime.eval.fleet.launch import MakeClient, Tokens
 from vime.eval.fleet.pin import load_and_prove, prove_token
-from vime.eval.fleet.ports import PortReservation
+from vime.eval.fleet.servers import Launch, Server, ServerLost
 from vime.eval.fleet.settings import FleetSettings
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import ENGINE
@@ -54,7 +46,7 @@ class Engine:
         tokens: of the run.
         trace: where its transitions go.
         changed: called after each transition.
-        spawn: starts its process.
+        launch: starts its process, wherever that is.
         make_client: makes the HTTP client of its server.
 
     Attributes:
@@ -75,7 +67,7 @@ class Engine:
         trace: Trace,
         *,
         changed: Callable[[], None],
-        spawn: Spawn,
+        launch: Launch,
         make_client: MakeClient,
     ) -> None:
         self.index = index
@@ -92,12 +84,10 @@ class Engine:
         self._tokens = tokens
         self._machine = TracedMachine(ENGINE, self.name, trace)
         self._changed = changed
-        self._spawn = spawn
+        self._launch_server = launch
         self._make_client = make_client
-        self._process: Process | None = None
-        self._port: PortReservation | None = None
+        self._process: Server | None = None
         self._control: Control | None = None
-        self._gpus = visible_gpus()
         self._told = False
         self._turn = anyio.Lock()  # a pin would abort a probe that is under way
         self._scopes: set[anyio.CancelScope] = set()
@@ -134,8 +124,10 @@ class Engine:
             process = await self._launch(tasks)
             with self._within(self._settings.start_timeout_s, "start and answer"):
                 await self._wait_until_serving()
-                token = await self._prove_token(self._settings.start_timeout_s, FIRST_VERSION)
-            self.weight_version = FIRST_VERSION
+                token = await self._prove_token(
+                    self._settings.start_timeout_s, process.first_version
+                )
+            self.weight_version = process.first_version
             self.was_ready = True
             took = round(anyio.current_time() - began, 3)
             found = {"seconds": took, "pid": process.pid, "url": self.url, "token": token.id}
@@ -249,26 +241,21 @@ class Engine:
         if not self._machine.can("stop"):
             return
         try:
-            await self._end()
+            await self._end(for_good=True)
         except TimeoutError as error:
-            self._close_port()
+            if self._process is not None:
+                self._process.let_go()
             self._fire("stop", reason="unkillable", detail={"error": str(error)})
         else:
             self._fire("stop")
 
-    async def _launch(self, tasks: TaskGroup) -> Process:
+    async def _launch(self, tasks: TaskGroup) -> Server:
         try:
-            self._port = PortReservation(self._settings.host)
-            process = await self._spawn(
-                engine_argv(self._settings, self._port.number, self._gpus),
-                name=self.name,
-                env=engine_environment(self._settings, self.index, self._tokens, self._gpus),
-                log_path=self.log_path,
-            )
+            process = await self._launch_server(self.index, self._tokens, self.log_path)
         except (OSError, RuntimeError) as error:  # a TimeoutError is an OSError
             raise EngineFailure("gone", f"its process could not be started: {error}") from error
         self._process = process
-        self.url = f"http://{self._settings.host}:{self._port.number}"
+        self.url = process.url
         self._control = Control(
             self._make_client(self.url),
             self._tokens,
@@ -278,12 +265,14 @@ class Engine:
         tasks.start_soon(self._watch_exit, process)
         return process
 
-    async def _watch_exit(self, process: Process) -> None:
+    async def _watch_exit(self, process: Server) -> None:
         try:
             status = await process.wait()
             detail = f"its process ended with status {status}"
         except TimeoutError as error:
             detail = f"its process was killed, and something of it lives on: {error}"
+        except ServerLost as lost:
+            detail = f"it is lost: {lost}"
         if process is self._process:
             self.doubt(EngineFailure("gone", f"{detail}; see {self.log_path}"))
 
@@ -325,23 +314,18 @@ class Engine:
         self._fire("serve", detail=evidence)
         return EngineProof(self.name, snapshot.weight_version, evidence)
 
-    async def _end(self) -> None:
+    async def _end(self, *, for_good: bool = False) -> None:
         if self._control is not None:
             await self._control.close()
             self._control = None
         process, self._process = self._process, None  # its exit is no news from now on
         if process is not None:
+            end = process.stop if for_good else process.end
             try:
-                await process.end(self._settings.end_timeout_s)
+                await end(self._settings.end_timeout_s)
             except TimeoutError:
                 self._process = process
                 raise
-        self._close_port()
-
-    def _close_port(self) -> None:
-        if self._port is not None:
-            self._port.close()
-            self._port = None
 
     def _log_tail(self) -> str:
         if self._process is None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -46,6 +46,7 @@ from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.engine import Engine
 from vime.eval.fleet.launch import MakeClient, Spawn, Tokens, loopback_client
 from vime.eval.fleet.router import Router, RouterFailure
+from vime.eval.fleet.servers import Delivery, Launch, Localize, LocalLaunch, at_home
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.processes import process
 from vime.fsm.trace import Trace
@@ -54,7 +55,7 @@ from vime.rollout.checkpoint_eval import EvalSkip
 log = logging.getLogger("vime")
 
 #: Of several failures of one pin, the reason of the gravest is reported.
-_GRAVITY = ("pin_violation", "unhealthy", "timeout_pin")
+_GRAVITY = ("pin_violation", "transfer_failed", "unhealthy", "timeout_pin")
 
 #: Skips of an evaluation that the loss of an engine explains.
 _FOR_WANT_OF_ANSWERS = ("unhealthy", "version_mixed", "timeout_eval")
@@ -77,7 +78,7 @@ class MakeEngine(Protocol):
         trace: Trace,
         *,
         changed: Callable[[], None],
-        spawn: Spawn,
+        launch: Launch,
         make_client: MakeClient,
     ) -> Engine:
         """An engine in the state ``new``."""
@@ -104,6 +105,9 @@ class FleetSupervisor:
     Args:
         settings: the fleet; checked with :func:`vime.eval.fleet.settings.preflight` before.
         trace: where the engines' transitions go.
+        launch, localize: start an engine's process and bring a snapshot to it, where engines are
+            not children of this process.
+        tokens: of an earlier run whose engines this one takes over; new ones if absent.
         spawn, make_client, make_engine: the ways to the world outside; fakes may replace them.
     """
 
@@ -112,12 +116,16 @@ class FleetSupervisor:
         settings: FleetSettings,
         trace: Trace,
         *,
+        launch: Launch | None = None,
+        localize: Localize = at_home,
+        tokens: Tokens | None = None,
         spawn: Spawn = partial(process.spawn, scratch=True),  # noqa: B008 -- a constant
         make_client: MakeClient = loopback_client,
         make_engine: MakeEngine = Engine,
     ) -> None:
         self.settings = settings
-        self.tokens = Tokens()
+        self.tokens = tokens or Tokens()
+        self._localize = localize
         self._router = Router(settings, self.tokens, spawn=spawn, make_client=make_client)
         self._router_lost: RouterFailure | None = None
         self._router_strikes = 0
@@ -128,7 +136,7 @@ class FleetSupervisor:
                 self.tokens,
                 trace,
                 changed=self._notify,
-                spawn=spawn,
+                launch=launch or LocalLaunch(settings, spawn),
                 make_client=make_client,
             )
             for index in range(settings.num_engines)
@@ -224,11 +232,13 @@ class FleetSupervisor:
             base_url=self._router.url,
             model=self.settings.model,
             weight_version=snapshot.weight_version,
-            engines=proofs,
+            engines=tuple(proofs[engine.name][0] for engine in self._engines),
             num_gpus_per_engine=self.settings.num_gpus_per_engine,
             pin_seconds=anyio.current_time() - began,
             cause_seq=max(seqs),
             api_key=self.tokens.api_key,
+            transfer_seconds=max(delivery.seconds for _, delivery in proofs.values()),
+            transfer_bytes=sum(delivery.num_bytes for _, delivery in proofs.values()),
         )
 
     async def _wait_until_whole(self, deadline: float) -> None:
@@ -260,22 +270,41 @@ class FleetSupervisor:
 
     async def _pin_engines(
         self, snapshot: Snapshot, deadline: float, cause_seq: int | None
-    ) -> tuple[tuple[EngineProof, ...], dict[str, EngineFailure]]:
+    ) -> tuple[dict[str, tuple[EngineProof, Delivery]], dict[str, EngineFailure]]:
         """Pin all at once; the others finish also when one has failed, and stay usable."""
-        proofs: dict[str, EngineProof] = {}
+        proofs: dict[str, tuple[EngineProof, Delivery]] = {}
         failures: dict[str, EngineFailure] = {}
 
         async def pin(engine: Engine) -> None:
             try:
-                left_s = deadline - anyio.current_time()
-                proofs[engine.name] = await engine.pin(snapshot, left_s, cause_seq)
+                proofs[engine.name] = await self._deliver(engine, snapshot, deadline, cause_seq)
             except EngineFailure as failure:
                 failures[engine.name] = failure
 
         async with anyio.create_task_group() as tasks:
             for engine in self._engines:
                 tasks.start_soon(pin, engine)
-        return tuple(proofs[e.name] for e in self._engines if e.name in proofs), failures
+        return proofs, failures
+
+    async def _deliver(
+        self, engine: Engine, snapshot: Snapshot, deadline: float, cause_seq: int | None
+    ) -> tuple[EngineProof, Delivery]:
+        """Bring a snapshot to an engine's node, and into the engine.
+
+        Raises:
+            EngineFailure: either failed; while it was still under way the engine is not doubted.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                with anyio.fail_after(max(deadline - anyio.current_time(), 0)):
+                    delivery = await stack.enter_async_context(
+                        self._localize(snapshot, engine.index)
+                    )
+            except TimeoutError:
+                late = f"{snapshot.weight_version} did not reach its node in time"
+                raise EngineFailure("overdue", late) from None
+            left_s = deadline - anyio.current_time()
+            return await engine.pin(delivery.snapshot, left_s, cause_seq), delivery
 
     async def _open_router(self, snapshot: Snapshot, deadline: float) -> None:
         """Let the router ask the engines, now that all have proven the snapshot."""
@@ -330,7 +359,8 @@ class FleetSupervisor:
             return  # the pin has ended meanwhile, and the snapshot may be gone
         hold.rejoining.add(engine.name)
         try:
-            await engine.pin(hold.snapshot, self.settings.pin_timeout_s, hold.cause_seq)
+            deadline = anyio.current_time() + self.settings.pin_timeout_s
+            await self._deliver(engine, hold.snapshot, deadline, hold.cause_seq)
             if self._hold is hold:
                 await self._serve_pinned(hold.snapshot)
         except (EngineFailure, RouterFailure):

@@ -65,7 +65,7 @@ class Part:
 TIMINGS = frozenset(
     f"eval/{name}"
     for name in ("step", "lag_steps", "duration_seconds", "stall_seconds", "export_time_seconds",
-                 "pin_seconds")
+                 "pin_seconds", "transfer_seconds", "transfer_bytes")
 )  # fmt: skip
 _OWN_DETAIL = frozenset({"metrics", "lag_steps", "duration_s", "stall_s", "message"})
 
@@ -107,6 +107,8 @@ def proof(part: Part, record: Record) -> PinProof:
         tuple(EngineProof(name, part.version) for name in names),
         pin_seconds=part.metric("eval/pin_seconds") or 0.0,
         cause_seq=given_cause(part, record),
+        transfer_seconds=part.metric("eval/transfer_seconds") or 0.0,
+        transfer_bytes=int(part.metric("eval/transfer_bytes") or 0),
     )
 
 

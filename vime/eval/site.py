@@ -1,0 +1,92 @@
+"""Where a run's engines and its eval runner live: on this machine, unless a cluster is given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vime.eval.config import ConfigError, EvalConfig
+from vime.fsm.trace import Trace
+
+if TYPE_CHECKING:
+    from vime.eval.actor import ActorRef
+    from vime.eval.contracts import Exporter
+    from vime.eval.fleet.supervisor import FleetSupervisor
+
+
+class Site(Protocol):
+    """Makes what a run has in other processes; nothing is started before :meth:`running`."""
+
+    def check(self, config: EvalConfig) -> None:
+        """See that the fleet can run there.
+
+        Raises:
+            ConfigError: with one sentence for everything that is missing.
+        """
+
+    def make_exporter(self, exporter: Any) -> Exporter:
+        """Make an exporter of what the caller gave; raises ``ValueError``."""
+
+    def make_fleet(self, config: EvalConfig, run_dir: Path, trace: Trace) -> FleetSupervisor:
+        """The engines and their router."""
+
+    def make_runner(self, factory_path: str, args: tuple[Any, ...], log_path: Path) -> ActorRef:
+        """The eval runner; it starts with the first message."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Entered before the fleet and left after it: what the site needs for itself."""
+
+
+class ThisMachine:
+    """Everything in child processes here."""
+
+    def check(self, config: EvalConfig) -> None:
+        """See :class:`Site`."""
+        from vime.eval.fleet.settings import FleetSettings, preflight
+
+        preflight(FleetSettings.from_config(config, Path()))
+
+    def make_exporter(self, exporter: Any) -> Exporter:
+        """See :class:`Site`."""
+        from vime.eval.snapshot.export import as_exporter
+
+        return as_exporter(exporter)
+
+    def make_fleet(self, config: EvalConfig, run_dir: Path, trace: Trace) -> FleetSupervisor:
+        """See :class:`Site`."""
+        from vime.eval.fleet.settings import FleetSettings
+        from vime.eval.fleet.supervisor import FleetSupervisor
+
+        return FleetSupervisor(FleetSettings.from_config(config, run_dir), trace)
+
+    def make_runner(self, factory_path: str, args: tuple[Any, ...], log_path: Path) -> ActorRef:
+        """See :class:`Site`."""
+        from vime.eval.actor import ProcessActor
+
+        return ProcessActor(factory_path, args, name=log_path.stem, log_path=log_path)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """It needs nothing."""
+        yield
+
+
+def check_machine(config: EvalConfig, site: Site) -> None:
+    """See that data, rewards and machine fit the flags.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from vime.eval.runner.datasets import check_datasets
+    from vime.eval.runner.rewards import load_rewards
+
+    try:
+        check_datasets(config)
+        load_rewards(config)
+        site.check(config)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
