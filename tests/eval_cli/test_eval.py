@@ -118,14 +118,16 @@ def test_a_skipped_checkpoint_has_its_reason_and_fails_the_command_and_is_tried_
     assert not command.scores.exists()
 
 
-def test_watching_takes_what_becomes_whole_and_says_what_never_did(
+def test_watching_takes_what_becomes_whole_and_fails_for_what_never_did(
     command: Command, steps: Path, checkpoints: Path
 ) -> None:
     shutil.copytree(checkpoints / "truncated", steps / "step_30")
     status, lines, err = command("--watch", steps, "--poll", 0, "--idle-timeout", 0.2)
-    assert status == 0
+    assert status == 1
     assert [(x["step"], x["metrics"]["eval/norm"]) for x in lines] == [(10, 0.5), (20, 2.0)]
     assert "step_30: never became whole: " in err
+    shutil.rmtree(steps / "step_30")
+    assert command("--watch", steps, "--poll", 0, "--idle-timeout", 0.2)[0] == 0
 
 
 def test_a_watch_waits_until_a_checkpoint_is_whole_and_at_rest(

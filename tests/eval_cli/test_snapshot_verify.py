@@ -78,6 +78,30 @@ def test_each_broken_checkpoint_is_not_whole_and_its_fault_is_on_a_line(
     assert [f"  {line}" for line in found["problems"]] == problems
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", b'{"model": {"type": "B', "tokenizer.json: no JSON: "),
+        ("tokenizer.json", b"", "tokenizer.json: no JSON: "),
+        ("generation_config.json", b"[1]", "generation_config.json: expected a JSON object"),
+    ],
+)
+def test_a_side_file_that_nobody_could_read_is_a_fault(
+    name: str,
+    content: bytes,
+    problem: str,
+    checkpoints: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints / "whole", directory)
+    (directory / name).write_bytes(content)
+    status, out, _ = verify(capsys, directory)
+    assert status == 1
+    assert f"  {problem}" in out
+
+
 def test_one_flipped_byte_is_found_unless_told_to_be_quick(
     snapshot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,19 +107,22 @@ def test_the_harness_runs_on_a_pinned_fleet_from_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LM_EVAL_TASKS", "sums_choice")
-    words = ["eval", str(checkpoints / "whole"), "--eval-num-gpus", "1", "--json"]
+    words = ["eval", *(str(checkpoints / name) for name in ("whole", "base"))]
+    words += ["--eval-num-gpus", "2", "--json"]
     words += ["--hf-checkpoint", str(checkpoints / "base")]
     words += ["--eval-function-path", "eval.lm_eval_fn.evaluate"]
     words += ["--eval-vllm-max-model-len", "256", "--eval-vllm-dtype", "bfloat16"]
     words += ["--scores", str(tmp_path / "scores"), "--eval-run-dir", str(tmp_path / "run")]
     words += ["--eval-prompt-data", *backend_args.eval_prompt_data]
     assert main(words) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    result = json.loads(line)
-    assert result["state"] == "done"
-    metrics = result["metrics"]
-    assert 0 < metrics["eval/sums_choice/acc/stderr"] < 0.2
-    assert metrics["eval/sums_choice/acc"] == metrics["eval/sums_choice"]
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Path(result["path"]).name for result in results] == ["whole", "base"]
+    assert len({result["weight_version"] for result in results}) == 2
+    for result in results:
+        assert result["state"] == "done"
+        metrics = result["metrics"]
+        assert 0 < metrics["eval/sums_choice/acc/stderr"] < 0.2
+        assert metrics["eval/sums_choice/acc"] == metrics["eval/sums_choice"]
     assert main(["trace", "check", str(tmp_path / "run"), "--ended"]) == 0
 
 

@@ -71,7 +71,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; status 1 when a checkpoint was skipped."""
+    """Evaluate; status 1 when a checkpoint was skipped, or never became whole."""
     from vime.eval.config import ConfigError, EvalConfig
     from vime.eval.fleet.supervisor import FleetStartError
 
@@ -161,7 +161,7 @@ class Job:
         settings: the identity of the settings.
 
     Attributes:
-        num_skipped: checkpoints that could not be scored.
+        num_skipped: checkpoints that could not be scored, also for never becoming whole.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class Job:
                 break
             time.sleep(self._args.poll)
         for path, problems in watch.unfinished.items():
+            self.num_skipped += 1
             sys.stderr.write(f"vime: {clean(f'{path}: never became whole: {problems[0]}')}\n")
 
     def settle(self) -> None:

@@ -83,6 +83,7 @@ def examine(directory: Path, against: str | Path | None, *, digests: bool) -> Fi
     """
     from vime.eval.snapshot.base import BaseSpec
     from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError
+    from vime.eval.snapshot.side_files import unreadable_json
     from vime.eval.snapshot.verify import SnapshotInvalid, verify
 
     try:
@@ -109,6 +110,7 @@ def examine(directory: Path, against: str | Path | None, *, digests: bool) -> Fi
     else:
         finding.num_tensors, finding.num_bytes = len(verified.tensors), verified.num_bytes
         finding.notes += verified.notes
+    finding.problems = [*finding.problems, *unreadable_json(directory)]
     return finding
 
 
