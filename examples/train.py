@@ -132,7 +132,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=("fleet", "shared"),
         help="fleet: two eval engines, and staging in memory; shared: evals hold training up",
     )
-    own.add_argument("--steps", type=int, default=1200, help="default: %(default)s")
+    own.add_argument("--steps", type=int, default=1000, help="default: %(default)s")
     own.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     own.add_argument("--lr", type=float, default=1e-3, help="default: %(default)s")
     add_eval_arguments(parser).set_defaults(**DEFAULTS)
