@@ -48,7 +48,7 @@ test-slow: venv
 	$(BIN)/pytest -m "slow and not real" -n 2 -q
 
 test-real: venv
-	$(BIN)/pytest -m real -q
+	$(BIN)/pytest -m real -n 2 --dist loadgroup --no-loadscope-reorder -q
 
 clean:
 	rm -rf $(VENV) build dist

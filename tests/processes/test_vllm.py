@@ -25,9 +25,17 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.parametrize("victim", ["api_server", "keeper"])
-async def test_nothing_of_a_tensor_parallel_engine_is_left(victim: str, tmp_path: Path) -> None:
-    async with await start_engine(tmp_path) as engine:
+async def test_nothing_of_a_tensor_parallel_engine_is_left_whoever_is_killed(
+    tmp_path: Path,
+) -> None:
+    async with anyio.create_task_group() as tasks:  # the two start side by side
+        for victim in ("api_server", "keeper"):
+            (tmp_path / victim).mkdir()
+            tasks.start_soon(kill_one_of_an_engine, victim, tmp_path / victim)
+
+
+async def kill_one_of_an_engine(victim: str, directory: Path) -> None:
+    async with await start_engine(directory) as engine:
         pids = [p.pid for p in psutil.Process(engine.keeper_pid).children(recursive=True)]
         titles = {psutil.Process(pid).cmdline()[0].split("_")[0] for pid in pids}
         assert titles >= {"VLLM::EngineCore", "VLLM::Worker"}
