@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
-.PHONY: venv demo picture bench test test-fast test-slow test-real lint docs browser clean
+.PHONY: venv demo picture bench chaos test test-fast test-slow test-real lint docs browser clean
 
 venv: $(STAMP)
 
@@ -38,6 +38,11 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Breaks a run on real engines in every way, and recomputes its scores: 15 minutes on two cores.
+# `make chaos SEED=7` repeats a schedule.
+chaos: venv
+	$(BIN)/python -m bench.chaos $(if $(SEED),--seed $(SEED))
 
 test: lint test-fast test-slow test-real
 

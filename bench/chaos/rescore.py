@@ -1,0 +1,177 @@
+"""Recomputes every reported score from a copy of the snapshot that nobody has damaged.
+
+Two ways. For *every* score, ``transformers`` loads the copy cold and is shown each prompt with the
+answer that was reported: every token of it must have been the likeliest, or have missed that by
+less than :data:`TIE` in its logit, which two correct programs may round differently. For *some*,
+a plain vLLM server is started on the copy, with nothing of vime's in it, and must give the same
+tokens up to the first such tie. The score must be the mean of what these answers are worth.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from bench.chaos import weights
+from bench.chaos.reward import worth_of
+from vime.eval.fleet.launch import loopback_client
+from vime.eval.fleet.ports import PortReservation
+from vime.eval.processes.process import spawn
+
+#: Logits of these weights are of the order of 1 to 10, and their rounding errors of 1e-5.
+TIE = 1e-3
+
+_START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 300.0, 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line of a samples file.
+
+    Attributes:
+        prompt: the text.
+        tokens: of the answer, the stop token included.
+        version: the weights that it says it came from.
+    """
+
+    prompt: str
+    tokens: tuple[int, ...]
+    version: str
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """The samples of one point."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        Answer(row["prompt"], tuple(row["output_token_ids"] or ()), str(row["weight_version"]))
+        for row in rows
+    ]
+
+
+def score_of(answers: Sequence[Answer], kept: Path) -> float:
+    """The mean worth of the answers, decoded by the kept snapshot's own tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(kept)
+    texts = [tokenizer.decode(list(a.tokens), skip_special_tokens=True) for a in answers]
+    return sum(map(worth_of, texts)) / len(texts)
+
+
+def ties_of(answers: Sequence[Answer], kept: Path) -> list[list[float]]:
+    """By how much each token misses the likeliest one's logit, in a cold load of ``kept``.
+
+    Returns:
+        One list an answer, one number of at least 0 a token.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(kept)
+    model = AutoModelForCausalLM.from_pretrained(kept, dtype=torch.float32).eval()
+    found = []
+    with torch.inference_mode():
+        for answer in answers:
+            prompt = tokenizer(answer.prompt).input_ids
+            ids = torch.tensor([[*prompt, *answer.tokens]])
+            logits = model(ids).logits[0, len(prompt) - 1 : -1]
+            given = logits.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            found.append((logits.max(dim=1).values - given).tolist())
+    return found
+
+
+def problems_of(
+    answers: Sequence[Answer], score: float, version: str, kept: Path, prompts: Sequence[str]
+) -> list[str]:
+    """Why a reported score is wrong, one sentence for each thing; empty when it is right.
+
+    Args:
+        answers: the samples behind it.
+        score: as reported.
+        version: the weights that it names.
+        kept: the point's snapshot, undamaged.
+        prompts: of the eval set.
+    """
+    problems = []
+    if [answer.prompt for answer in answers] != list(prompts):
+        problems.append(f"{len(answers)} samples, which are not those of the eval set")
+    if foreign := {a.version for a in answers} - {version}:
+        problems.append(f"samples of {sorted(foreign)}, reported for {version}")
+    right = score_of(answers, kept)
+    if not math.isclose(score, right, abs_tol=1e-9):
+        problems.append(f"{score} was reported, and the answers are worth {right}")
+    for index, missed_by in enumerate(ties_of(answers, kept)):
+        if not missed_by or max(missed_by) > TIE:
+            place = missed_by.index(max(missed_by)) if missed_by else 0
+            problems.append(
+                f"token {place} of answer {index} is no greedy one of the snapshot: its logit "
+                f"misses the best by {max(missed_by, default=math.inf):.4g}"
+            )
+            break
+    return problems
+
+
+def engine_problems(answers: Sequence[Answer], kept: Path, log_path: Path) -> list[str]:
+    """The same, by a plain vLLM server that is started on ``kept``, token by token."""
+    cold = anyio.run(_ask_cold_engine, answers, kept, log_path)
+    for index, (answer, tokens) in enumerate(zip(answers, cold, strict=True)):
+        if tokens == answer.tokens:
+            continue
+        pairs = zip(tokens, answer.tokens, strict=False)
+        place = next((n for n, (a, b) in enumerate(pairs) if a != b), -1)
+        instead = Answer(answer.prompt, tokens, answer.version)
+        if place < 0 or ties_of([instead], kept)[0][place] > TIE:
+            return [f"answer {index}: {answer.tokens}; a cold engine gives {tokens}"]
+    return []
+
+
+async def _ask_cold_engine(
+    answers: Sequence[Answer], kept: Path, log_path: Path
+) -> list[tuple[int, ...]]:
+    with PortReservation("127.0.0.1") as port:
+        argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        argv += ["--model", str(kept), "--served-model-name", "cold", "--dtype", "float32"]
+        argv += ["--host", "127.0.0.1", "--port", str(port.number), "--enable-scale-out"]
+        argv += ["--max-model-len", str(weights.MAX_TOKENS), "--enforce-eager"]
+        argv += ["--generation-config", "vllm"]
+        env = os.environ | {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        process = await spawn(argv, name="cold", env=env, log_path=log_path, scratch=True)
+        async with process, loopback_client(f"http://127.0.0.1:{port.number}") as client:
+            with anyio.fail_after(_START_TIMEOUT_S):
+                while not await _serves(client):  # noqa: ASYNC110 -- another process's state
+                    await anyio.sleep(0.25)
+            return [await _ask(client, answer, kept) for answer in answers]
+
+
+async def _serves(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+async def _ask(client: httpx.AsyncClient, answer: Answer, kept: Path) -> tuple[int, ...]:
+    from transformers import AutoTokenizer
+
+    order: dict[str, Any] = {
+        "model": "cold",
+        "token_ids": AutoTokenizer.from_pretrained(kept)(answer.prompt).input_ids,
+        "sampling_params": {"temperature": 0.0, "max_tokens": weights.NUM_ANSWER_TOKENS},
+    }
+    with anyio.fail_after(_ANSWER_TIMEOUT_S):
+        response = await client.post("/inference/v1/generate", json=order)
+    response.raise_for_status()
+    (choice,) = response.json()["choices"]
+    return tuple(int(token) for token in choice["token_ids"])
