@@ -18,6 +18,7 @@ from types import FrameType
 
 from bench.chaos import private
 from bench.chaos.faults import (
+    KINDS,
     NEED_ROOM,
     NUM_SHORT_POINTS,
     draw_schedule,
@@ -36,6 +37,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, help="of schedule and weights; drawn if absent")
     parser.add_argument("--points", type=int, default=32, help="default: %(default)s")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND",
+        help=f"faults to draw from, each at least once: {', '.join(KINDS)}",
+    )  # fmt: skip
     parser.add_argument(
         "--kills", type=int, default=2,
         help="further runs that are killed as a whole, in a drawn order; default: %(default)s",
@@ -65,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.short:
             schedule = draw_short_schedule(args.seed)
         else:
-            schedule = draw_schedule(args.seed, args.points, NEED_ROOM if refusal else ())
+            schedule = draw_schedule(
+                args.seed, args.points, NEED_ROOM if refusal else (), args.only
+            )
     except ValueError as error:
         sys.stderr.write(f"python -m bench.chaos: {error}\n")
         return USAGE_ERROR

@@ -97,7 +97,12 @@ class Fault:
         return f"answer {self.answer}" if self.moment == "answer" else self.moment
 
 
-def draw_schedule(seed: int, num_points: int, without: Iterable[str] = ()) -> list[Fault]:
+def draw_schedule(
+    seed: int,
+    num_points: int,
+    without: Iterable[str] = (),
+    only: Sequence[str] = tuple(KINDS),
+) -> list[Fault]:
     """Every kind once, in a drawn order and at drawn points; further ones where there is room.
 
     Every second point at most is hit, so that it can be said which fault a skip is due to.
@@ -106,12 +111,13 @@ def draw_schedule(seed: int, num_points: int, without: Iterable[str] = ()) -> li
         seed: the same seed draws the same schedule.
         num_points: points 1 to ``num_points``; the first and the last one are left alone.
         without: kinds that this machine cannot inject.
+        only: the kinds to draw from.
 
     Raises:
         ValueError: there are too few points for all the kinds.
     """
     rng = random.Random(seed)
-    kinds = [kind for kind in KINDS if kind not in set(without)]
+    kinds = [kind for kind in KINDS if kind in only and kind not in set(without)]
     slots = list(range(2, num_points, 2))
     if len(slots) < len(kinds):
         raise ValueError(
@@ -120,7 +126,8 @@ def draw_schedule(seed: int, num_points: int, without: Iterable[str] = ()) -> li
         )
     rng.shuffle(kinds)
     cheap = [kind for kind in kinds if not KINDS[kind].engines]
-    more = [rng.choice(cheap) for _ in range((len(slots) - len(kinds)) // 2)]
+    num_more = (len(slots) - len(kinds)) // 2 if cheap else 0
+    more = [rng.choice(cheap) for _ in range(num_more)]
     drawn = kinds + more
     rng.shuffle(drawn)
     points = sorted(rng.sample(slots, len(drawn)))

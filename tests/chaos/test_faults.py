@@ -51,6 +51,14 @@ def test_what_needs_a_full_disk_is_left_out_where_there_is_none() -> None:
     assert not {f.kind for f in draw_schedule(3, 40, NEED_ROOM)} & NEED_ROOM
 
 
+def test_only_the_kinds_that_are_asked_for_are_drawn() -> None:
+    some = ["kill_core", "rotten"]
+    assert sorted(f.kind for f in draw_schedule(1, 5, only=some)) == some
+    assert {f.kind for f in draw_schedule(1, 30, only=["kill_core", "foreign"])} == {
+        "kill_core", "foreign",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_short_form_ends_with_an_engine_that_dies_under_the_last_point(seed: int) -> None:
     bad, runner, engine = draw_short_schedule(seed)
