@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vime.eval.config import ConfigError, EvalConfig, add_eval_arguments, validate_eval_args
     from vime.eval.dispatcher import EvalDispatcher
+    from vime.eval.ranks.dispatcher import DistributedEvalDispatcher
 
 _HOMES = {
     "ConfigError": "vime.eval.config",
+    "DistributedEvalDispatcher": "vime.eval.ranks.dispatcher",
     "EvalConfig": "vime.eval.config",
     "EvalDispatcher": "vime.eval.dispatcher",
     "add_eval_arguments": "vime.eval.config",
@@ -22,6 +24,7 @@ _HOMES = {
 
 __all__ = [
     "ConfigError",
+    "DistributedEvalDispatcher",
     "EvalConfig",
     "EvalDispatcher",
     "add_eval_arguments",

@@ -7,6 +7,7 @@ interchangeable behind :class:`Exporter`, :class:`Fleet` and :class:`Evaluator`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,13 +143,18 @@ class Outcome:
 class Capture(Protocol):
     """Weights held still at one moment of training; written to disk later, elsewhere."""
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> Mapping[str, str] | None:
         """Write a whole Hugging Face checkpoint into the empty ``directory``.
 
         Called once, on a worker thread. Bulk work should release the interpreter lock.
 
+        Returns:
+            What it knows of the digests: tensor of the checkpoint → hexadecimal BLAKE3 of its
+            bytes. The others are read from the files.
+
         Raises:
-            Exception: any; the point is skipped as ``export_failed``, and what was written
+            EvalSkip: the point is skipped with its reason.
+            Exception: any other; the point is skipped as ``export_failed``. What was written
                 into ``directory`` is removed.
         """
 

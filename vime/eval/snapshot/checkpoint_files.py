@@ -1,17 +1,21 @@
-"""Writes a model's weights as safetensors files, straight from host memory.
+"""Lays out a model's weights as safetensors files, and writes them straight from host memory.
 
-Every tensor goes to the kernel as it lies, and the interpreter lock is free meanwhile; older
-versions of the safetensors library hold it while they write, which would stop training. A full
-disk is an ``OSError`` here, as everywhere else.
+Every tensor goes to the kernel as it lies, and is digested in the same pass; the interpreter lock
+is free meanwhile. Older versions of the safetensors library hold it while they write, which would
+stop training. A full disk is an ``OSError`` here: through a memory map, which is no quicker (its
+pages are cleared first), it would be a signal that kills the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from blake3 import blake3
 
 from vime.eval.snapshot.files import write_new
 from vime.eval.snapshot.weights import INDEX, SINGLE
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 8
+_PIECE_BYTES = 16 << 20
 
 #: torch dtype → safetensors dtype; a torch that lacks one of them cannot hold it either.
 _NAMES = {
@@ -45,47 +50,88 @@ _NAMES = {
 }
 
 
-def safetensors_dtype(tensor: torch.Tensor, name: str) -> str:
-    """``BF16`` for a bfloat16 tensor.
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor of a checkpoint is, without its values.
+
+    Attributes:
+        dtype: its dtype.
+        shape: its sizes, those of the whole tensor where ranks hold parts of it.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes it takes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One safetensors file that is to be written.
+
+    Attributes:
+        name: within the checkpoint directory.
+        header: what comes before the tensors' bytes.
+        starts: tensor → where its bytes begin in the file, in the order of the file.
+        size: of the whole file, in bytes.
+    """
+
+    name: str
+    header: bytes
+    starts: Mapping[str, int]
+    size: int
+
+
+def safetensors_dtype(dtype: torch.dtype, name: str) -> str:
+    """``BF16`` for bfloat16.
 
     Raises:
-        ValueError: safetensors has no such dtype; ``name`` says whose it is.
+        ValueError: safetensors has no such dtype; ``name`` says which tensor has it.
     """
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _NAMES:
-        raise ValueError(f"{name} has the dtype {dtype}, which safetensors files cannot hold")
-    return _NAMES[dtype]
+    short = str(dtype).removeprefix("torch.")
+    if short not in _NAMES:
+        raise ValueError(f"{name} has the dtype {short}, which safetensors files cannot hold")
+    return _NAMES[short]
 
 
-def write_weights(
-    directory: Path, tensors: Mapping[str, torch.Tensor], max_shard_bytes: int
-) -> None:
-    """Write tensors of host memory as ``model.safetensors``, or as shards and their index.
+def plan_files(specs: Mapping[str, TensorSpec], max_shard_bytes: int) -> list[WeightFile]:
+    """Lay tensors out as ``model.safetensors``, or as shards of it.
+
+    Whoever knows the same specs comes to the same files.
 
     Args:
-        directory: where to; it must hold no weights yet.
-        tensors: name → tensor of any shape and strides.
+        specs: name → tensor.
         max_shard_bytes: most bytes of tensors in one file; a larger tensor has its own.
 
     Raises:
-        OSError: the disk is full, or a file exists.
         ValueError: a dtype that safetensors does not know.
     """
-    shards = _shards(tensors, max_shard_bytes)
+    shards = _shards(specs, max_shard_bytes)
     if len(shards) == 1:
-        _write_shard(directory / SINGLE, tensors, shards[0])
+        return [_plan_file(SINGLE, specs, shards[0])]
+    return [
+        _plan_file(f"model-{number:05}-of-{len(shards):05}.safetensors", specs, names)
+        for number, names in enumerate(shards, 1)
+    ]
+
+
+def write_index(directory: Path, specs: Mapping[str, TensorSpec], files: list[WeightFile]) -> None:
+    """Write the index that several files need; one alone needs none.
+
+    Raises:
+        OSError: the disk is full, or there is one.
+    """
+    if len(files) == 1:
         return
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write_shard(directory / file, tensors, names)
-        weight_map |= dict.fromkeys(names, file)
     index = {
         "metadata": {
-            "total_parameters": sum(t.numel() for t in tensors.values()),
-            "total_size": sum(t.nbytes for t in tensors.values()),
+            "total_parameters": sum(prod(spec.shape) for spec in specs.values()),
+            "total_size": sum(spec.num_bytes for spec in specs.values()),
         },
-        "weight_map": weight_map,
+        "weight_map": {name: file.name for file in files for name in file.starts},
     }
     write_new(
         directory / INDEX,
@@ -93,41 +139,85 @@ def write_weights(
     )
 
 
-def _shards(tensors: Mapping[str, torch.Tensor], max_bytes: int) -> list[list[str]]:
+def write_weights(
+    directory: Path, tensors: Mapping[str, torch.Tensor], max_shard_bytes: int
+) -> dict[str, str]:
+    """Write tensors of host memory as ``model.safetensors``, or as shards and their index.
+
+    Args:
+        directory: where to; it must hold no weights yet.
+        tensors: name → tensor of any shape and strides.
+        max_shard_bytes: most bytes of tensors in one file; a larger tensor has its own.
+
+    Returns:
+        Tensor → hexadecimal BLAKE3 of its bytes, as they were handed to the kernel.
+
+    Raises:
+        OSError: the disk is full, or a file exists.
+        ValueError: a dtype that safetensors does not know.
+    """
+    specs = {name: TensorSpec(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+    files = plan_files(specs, max_shard_bytes)
+    digests: dict[str, str] = {}
+    for file in files:
+        write_new(directory / file.name, _parts(file, tensors, digests))
+    write_index(directory, specs, files)
+    return digests
+
+
+def _shards(specs: Mapping[str, TensorSpec], max_bytes: int) -> list[list[str]]:
     """The names of each file's tensors, filled up in the order given."""
     shards: list[list[str]] = [[]]
     left = max_bytes
-    for name, tensor in tensors.items():
-        if tensor.nbytes > left and shards[-1]:
+    for name, spec in specs.items():
+        if spec.num_bytes > left and shards[-1]:
             shards.append([])
             left = max_bytes
         shards[-1].append(name)
-        left -= tensor.nbytes
+        left -= spec.num_bytes
     return shards
 
 
-def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor], names: list[str]) -> None:
+def _plan_file(file: str, specs: Mapping[str, TensorSpec], names: list[str]) -> WeightFile:
     # Wide elements first: every tensor then begins at a multiple of its element's size.
-    names = sorted(names, key=lambda name: (-tensors[name].element_size(), name))
+    names = sorted(names, key=lambda name: (-specs[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offsets = {}
     end = 0
     for name in names:
-        tensor = tensors[name]
-        start, end = end, end + tensor.nbytes
+        spec = specs[name]
+        start, end = end, end + spec.num_bytes
+        offsets[name] = start
         header[name] = {
-            "dtype": safetensors_dtype(tensor, name),
-            "shape": list(tensor.shape),
+            "dtype": safetensors_dtype(spec.dtype, name),
+            "shape": list(spec.shape),
             "data_offsets": [start, end],
         }
     text = orjson.dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
-    write_new(path, _parts(text, (tensors[name] for name in names)))
+    text = len(text).to_bytes(8, "little") + text
+    starts = {name: len(text) + start for name, start in offsets.items()}
+    return WeightFile(file, text, starts, len(text) + end)
 
 
-def _parts(header: bytes, tensors: Iterator[torch.Tensor]) -> Iterator[Any]:
+def _parts(
+    file: WeightFile, tensors: Mapping[str, torch.Tensor], digests: dict[str, str]
+) -> Iterator[memoryview]:
+    """The file's content piece by piece; what has been taken is digested on the way."""
+    yield memoryview(file.header)
+    for name in file.starts:
+        content = bytes_of(tensors[name])
+        hasher = blake3()
+        for start in range(0, content.nbytes, _PIECE_BYTES):
+            piece = content[start : start + _PIECE_BYTES]
+            hasher.update(piece)
+            yield piece
+        digests[name] = hasher.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a host tensor, in the order of its elements."""
     import torch
 
-    yield len(header).to_bytes(8, "little")
-    yield header
-    for tensor in tensors:
-        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(raw)

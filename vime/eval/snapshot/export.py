@@ -6,37 +6,22 @@ Training waits for ``capture`` alone, a copy into host memory; everything else h
 
 from __future__ import annotations
 
-import copy
 import inspect
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vime.eval.contracts import Capture, Exporter
-from vime.eval.snapshot.base import TOKENIZER_CONFIG, VOCABULARIES
-from vime.eval.snapshot.checkpoint_files import safetensors_dtype, write_weights
-from vime.eval.snapshot.files import write_new
-from vime.eval.snapshot.host_buffers import BufferPool, HostBuffer
-from vime.eval.snapshot.model_state import checkpoint_tensors, unwrap
+from vime.eval.snapshot.checkpoint_files import write_weights
+from vime.eval.snapshot.held import Held, floating_dtype, hold
+from vime.eval.snapshot.host_buffers import BufferPool
+from vime.eval.snapshot.model_state import as_saved, checkpoint_tensors, unwrap
+from vime.eval.snapshot.surroundings import Settings, TokenizerFiles
 
 if TYPE_CHECKING:
     import torch
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
-
-_ALIGNMENT = 64
-
-_TOKENIZER_FILES = (
-    *VOCABULARIES,
-    TOKENIZER_CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 def as_exporter(obj: Any, tokenizer: Any = None) -> Exporter:
@@ -115,7 +100,7 @@ class TransformersExporter:
         dtype: write floating-point weights in this dtype (``"bfloat16"``), as mixed-precision
             training with float32 weights needs when the base is bfloat16; as they are if absent.
         max_shard_bytes: most bytes of one weight file.
-        max_buffers: how many copies of the weights host memory may hold at once: one that is
+        max_captures: how many copies of the weights host memory may hold at once: one that is
             being captured beside one that is being written.
         buffer_timeout_s: how long ``capture`` waits for a copy that is still being written.
 
@@ -132,17 +117,14 @@ class TransformersExporter:
         *,
         dtype: str | torch.dtype | None = None,
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-        max_buffers: int = 2,
+        max_captures: int = 2,
         buffer_timeout_s: float = 60.0,
     ) -> None:
         self._model = unwrap(model)
-        self._dtype = _floating_dtype(dtype)
+        self._dtype = floating_dtype(dtype)
         self._max_shard_bytes = max_shard_bytes
-        self._pool = BufferPool(max_buffers, buffer_timeout_s)
-        if tokenizer is None:
-            self._tokenizer_files = _files_of_origin(self._model)
-        else:
-            self._tokenizer_files = _files_of(tokenizer)
+        self._pool = BufferPool(max_captures, buffer_timeout_s)
+        self._tokenizer_files = TokenizerFiles(self._model, tokenizer)
 
     def capture(self, rollout_id: int, directory: Path) -> Capture:  # noqa: ARG002 -- the contract
         """Copy the present weights into host memory.
@@ -151,166 +133,28 @@ class TransformersExporter:
             ValueError: a tensor cannot be copied (on the meta device, sharded …).
             TimeoutError: all host buffers are still being written.
         """
-        tensors = checkpoint_tensors(self._model)
-        layout = _layout(tensors, self._dtype)
-        on_cuda = any(tensor.device.type == "cuda" for tensor in tensors.values())
-        num_bytes = max((slot.end for slot in layout.values()), default=0)
-        buffer = self._pool.take(num_bytes, pin=on_cuda)
-        try:
-            _copy(tensors, layout, buffer)
-            return _HeldWeights(self, buffer, layout, _Settings.of(self._model, self._dtype))
-        except BaseException:
-            self._pool.give(buffer)
-            raise
-
-    def _write(
-        self, directory: Path, tensors: Mapping[str, torch.Tensor], settings: _Settings
-    ) -> None:
-        write_weights(directory, _as_saved(self._model, tensors), self._max_shard_bytes)
-        settings.write(directory)
-        for name, content in self._tokenizer_files.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_new(directory / name, [content])
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Where one tensor lies in a buffer, in bytes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-    def view(self, buffer: HostBuffer) -> torch.Tensor:
-        return buffer.bytes[self.start : self.end].view(self.dtype).view(self.shape)
+        settings = Settings.of(self._model, self._dtype)
+        held = hold(self._pool, checkpoint_tensors(self._model), self._dtype)
+        return _HeldWeights(self, held, settings)
 
 
 class _HeldWeights:
-    """A capture: a filled buffer, and what else belongs into the checkpoint."""
+    """A capture: weights held still, and what else belongs into the checkpoint."""
 
-    def __init__(
-        self,
-        exporter: TransformersExporter,
-        buffer: HostBuffer,
-        layout: Mapping[str, _Slot],
-        settings: _Settings,
-    ) -> None:
+    def __init__(self, exporter: TransformersExporter, held: Held, settings: Settings) -> None:
         self._exporter = exporter
-        self._buffer: HostBuffer | None = buffer
-        self._layout = layout
+        self._held = held
         self._settings = settings
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> dict[str, str]:
         """Write the checkpoint; see :meth:`vime.eval.contracts.Capture.write`."""
-        assert self._buffer is not None, "written before its release"
-        views = {name: slot.view(self._buffer) for name, slot in self._layout.items()}
-        self._exporter._write(directory, views, self._settings)
+        exporter = self._exporter
+        tensors = as_saved(exporter._model, self._held.views())
+        digests = write_weights(directory, tensors, exporter._max_shard_bytes)
+        self._settings.write(directory)
+        exporter._tokenizer_files.write(directory)
+        return digests
 
     def release(self) -> None:
-        """Leave the buffer to the next capture."""
-        assert self._buffer is not None, "released once"
-        buffer, self._buffer = self._buffer, None
-        self._exporter._pool.give(buffer)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The model's configuration as it was when its weights were captured."""
-
-    config: Any
-    generation_config: Any | None
-
-    @classmethod
-    def of(cls, model: Any, dtype: torch.dtype | None) -> _Settings:
-        config = copy.deepcopy(model.config)
-        name = str(dtype or model.dtype).removeprefix("torch.")
-        setattr(config, "dtype" if hasattr(config, "dtype") else "torch_dtype", name)
-        config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        generation_config = None
-        if model.can_generate():
-            generation_config = copy.deepcopy(model.generation_config)
-        return cls(config, generation_config)
-
-    def write(self, directory: Path) -> None:
-        self.config.save_pretrained(directory)
-        if self.generation_config is not None:
-            self.generation_config.save_pretrained(directory)
-
-
-def _layout(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, _Slot]:
-    layout = {}
-    end = 0
-    for name, tensor in tensors.items():
-        safetensors_dtype(tensor, name)
-        target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = start + tensor.numel() * target.itemsize
-        layout[name] = _Slot(target, tuple(tensor.shape), start, end)
-    return layout
-
-
-def _copy(
-    tensors: Mapping[str, torch.Tensor], layout: Mapping[str, _Slot], buffer: HostBuffer
-) -> None:
-    """Copy, and wait until every device has finished its part."""
-    import torch
-
-    devices = set()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            slot = layout[name]
-            source = tensor.detach()
-            if source.device.type == "cuda":  # cast there: the copy carries fewer bytes
-                devices.add(source.device)
-                source = source.to(slot.dtype)
-            slot.view(buffer).copy_(source, non_blocking=buffer.pinned)
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-
-
-def _as_saved(model: Any, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """The names and shapes of the checkpoint, where the model in memory has others.
-
-    Since transformers 5 models fuse experts when they are loaded, for example.
-    """
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # transformers 4 keeps models in memory as they are on disk
-        return tensors
-    return cast("Mapping[str, torch.Tensor]", revert_weight_conversion(model, dict(tensors)))
-
-
-def _floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None:
-        return None
-    import torch
-
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"dtype={dtype!r}: expected a floating-point dtype such as 'bfloat16'")
-    return found
-
-
-def _files_of(tokenizer: Any) -> dict[str, bytes]:
-    """Save a tokenizer once: it does not change, and threads must not share it."""
-    if not callable(getattr(tokenizer, "save_pretrained", None)):
-        raise ValueError(f"tokenizer={tokenizer!r}: expected one with save_pretrained(directory)")
-    with tempfile.TemporaryDirectory(prefix="vime-tokenizer-") as scratch:
-        tokenizer.save_pretrained(scratch)
-        root = Path(scratch)
-        return {
-            str(path.relative_to(root)): path.read_bytes()
-            for path in sorted(root.rglob("*"))
-            if path.is_file()
-        }
-
-
-def _files_of_origin(model: Any) -> dict[str, bytes]:
-    """The tokenizer's files of the local directory that the model was loaded from, if any."""
-    name = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
-    if not name or not Path(name, "config.json").is_file():
-        return {}
-    origin = Path(name)
-    files = [origin / name for name in _TOKENIZER_FILES]
-    return {path.name: path.read_bytes() for path in files if path.is_file()}
+        """Leave the memory to the next capture."""
+        self._held.release()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _BATCH_PARTS = 512
-_BATCH_BYTES = 256 << 20
+_BATCH_BYTES = 16 << 20
 
 
 def open_regular(path: Path, *, follow_link: bool = True) -> FileIO:

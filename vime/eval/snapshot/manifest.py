@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
@@ -90,7 +91,13 @@ class Manifest:
 
     @classmethod
     def of_directory(
-        cls, directory: Path, run_id: str, rollout_id: int, *, owned: bool = True
+        cls,
+        directory: Path,
+        run_id: str,
+        rollout_id: int,
+        *,
+        owned: bool = True,
+        digests: Mapping[str, str] | None = None,
     ) -> Manifest:
         """Read a checkpoint through, and describe it.
 
@@ -100,13 +107,15 @@ class Manifest:
             rollout_id: the training step.
             owned: vime had it written: every file in it counts. Of somebody else's directory
                 only the weights do.
+            digests: tensor → hexadecimal BLAKE3, of those that whoever wrote them has digested;
+                only the others are read.
 
         Raises:
             vime.eval.snapshot.weights.WeightsError: its weight files are not whole.
             OSError: a file cannot be read.
         """
         infos = read_weights(directory, alone=owned)
-        tensors = digest_tensors(directory, infos)
+        tensors = digest_tensors(directory, infos, digests or {})
         weight_files = {info.file for info in infos.values()}
         sizes = {name: (directory / name).stat().st_size for name in weight_files}
         if owned:
@@ -208,8 +217,14 @@ def combined_digest(tensors: Mapping[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def digest_tensors(directory: Path, infos: Mapping[str, TensorInfo]) -> dict[str, ManifestTensor]:
+def digest_tensors(
+    directory: Path,
+    infos: Mapping[str, TensorInfo],
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, ManifestTensor]:
     """Digest every tensor's bytes, file by file in the order in which they lie there.
+
+    Tensors whose digest is ``known`` are not read.
 
     Reading and hashing release the interpreter lock, and go through one small buffer: mapping
     the files would turn a disk's read error into a signal that kills the process.
@@ -220,8 +235,9 @@ def digest_tensors(directory: Path, infos: Mapping[str, TensorInfo]) -> dict[str
     """
     by_file: dict[str, list[tuple[int, int, str]]] = {}
     for name, info in infos.items():
-        by_file.setdefault(info.file, []).append((info.start, info.end, name))
-    digests: dict[str, str] = {}
+        if name not in known:
+            by_file.setdefault(info.file, []).append((info.start, info.end, name))
+    digests = dict(known)
     with mmap.mmap(-1, _CHUNK_BYTES) as buffer:
         for file_name, spans in sorted(by_file.items()):
             with _Pages(directory / file_name, buffer) as pages:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from vime.eval.snapshot.compare import named
 
@@ -54,31 +54,59 @@ def _is_quantized(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-def checkpoint_tensors(model: Any) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(model: Any, *, sharded: bool = False) -> dict[str, torch.Tensor]:
     """The live tensors of an unwrapped model that ``save_pretrained`` would write.
 
     Names are those of the model's own state, before ``transformers`` turns them into those of
     the checkpoint. Of tensors tied by the model's own account only the source is kept.
+
+    Args:
+        model: from :func:`unwrap`.
+        sharded: accept ``DTensor``, of which this rank may hold a part only.
 
     Raises:
         ValueError: a tensor is not in memory, or is of a kind that cannot be copied as it is.
     """
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     state = {
-        name.replace(f"{_COMPILED}.", ""): tensor for name, tensor in model.state_dict().items()
+        name.replace(f"{_COMPILED}.", ""): tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
     }
     state = {name: tensor for name, tensor in state.items() if name not in ignored}
-    _refuse_unusual(state)
+    _refuse_unusual(state, sharded)
     for name in _tied_duplicates(state, _tied_patterns(model)):
         del state[name]
     return state
 
 
-def _refuse_unusual(state: dict[str, Any]) -> None:
+def as_saved(model: Any, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The names and shapes of the checkpoint, where the model in memory has others.
+
+    Since transformers 5 models fuse experts when they are loaded, for example.
+    """
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # transformers 4 keeps models in memory as they are on disk
+        return tensors
+    return cast("Mapping[str, torch.Tensor]", revert_weight_conversion(model, dict(tensors)))
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a ``DTensor``, of which this rank may hold a part only."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def _refuse_unusual(state: dict[str, Any], sharded: bool) -> None:
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)
-    odd = {n: type(t).__name__ for n, t in state.items() if type(t) not in plain}
+    parts = [name for name, tensor in state.items() if is_sharded(tensor)]
+    if parts and not sharded:
+        raise ValueError(
+            f"{named(parts)}: sharded over ranks; dispatch on every rank, by "
+            "vime.eval.DistributedEvalDispatcher"
+        )
+    odd = {n: type(t).__name__ for n, t in state.items() if type(t) not in plain and n not in parts}
     if odd:
         kinds = ", ".join(sorted(set(odd.values())))
         raise ValueError(f"{named(odd)}: of the kind {kinds}, not plain tensors; {_INSTEAD}")
@@ -117,7 +145,9 @@ def _tied_duplicates(
     """
     groups: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in state.items():
-        if tensor.numel():
+        if is_sharded(tensor):  # a rank's own part may be empty: ask for the object itself
+            groups.setdefault((id(tensor),), []).append(name)
+        elif tensor.numel():
             place = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
             groups.setdefault(place, []).append(name)
     duplicates = []

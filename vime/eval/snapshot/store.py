@@ -195,6 +195,8 @@ class SnapshotStore:
             )
         except (SnapshotInvalid, WeightsError) as error:
             raise self._abandon(draft, "snapshot_invalid", str(error)) from error
+        except EvalSkip as skip:  # the capture knows better why
+            raise self._abandon(draft, skip.reason, skip.detail or "") from skip
         except Exception as error:
             raise self._abandon(draft, "export_failed", _explain(error)) from error
         except BaseException:

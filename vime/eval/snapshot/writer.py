@@ -104,14 +104,15 @@ class SnapshotWriter:
         begun = time.monotonic()
         try:
             self._check_replaceable(final)
-            capture.write(draft)
+            digests = capture.write(draft)
         finally:
             capture.release()
         written = time.monotonic()
         handoff.check()
         if draft.is_symlink():
             raise SnapshotInvalid(final, ["the export put a link in the place of its directory"])
-        manifest = Manifest.of_directory(draft, self._staging.run_id, rollout_id)
+        run_id = self._staging.run_id
+        manifest = Manifest.of_directory(draft, run_id, rollout_id, digests=digests)
         digested = time.monotonic()
         handoff.check()
         manifest.write(draft)

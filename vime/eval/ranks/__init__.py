@@ -1,0 +1,1 @@
+"""Evaluation beside training on several ranks: each captures its part, the first one evaluates."""
