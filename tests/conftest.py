@@ -1,12 +1,19 @@
-"""How the tests that need engines share the machine: two groups of them run side by side."""
+"""What all tests share: the machine, and what they inherit from whoever started them."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("vime", deadline=None)  # a busy machine is no failure
 settings.load_profile("vime")
+
+# A shell ignores Ctrl-C for what it starts in the background, and children inherit that: the
+# programs that are interrupted here would rightly go on for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: The longest ones begin first, so that neither of two workers is left with one at the end.
 LONGEST_FIRST = ("fleet", "test_example_training", "bench", "examples", "ray", "processes")
