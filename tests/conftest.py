@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: The longest ones begin first, so that neither of two workers is left with one at the end.
-LONGEST_FIRST = ("fleet", "test_example_training", "bench", "examples", "ray", "processes")
+LONGEST_FIRST = ("fleet", "test_example_training", "chaos", "bench", "examples", "ray", "processes")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,12 +34,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.chaos",
         description="Breaks engines, router, runner, snapshots and disk of a real run, by a "
         "seeded schedule, and recomputes every score that it reports.",
+        epilog="faults:\n" + "\n".join(f"  {name:<12} {k.what}" for name, k in KINDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, help="of schedule and weights; drawn if absent")
     parser.add_argument("--points", type=int, default=32, help="default: %(default)s")
     parser.add_argument(
         "--only", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND",
-        help=f"faults to draw from, each at least once: {', '.join(KINDS)}",
+        help="faults to draw from, each at least once; see below",
     )  # fmt: skip
     parser.add_argument(
         "--kills", type=int, default=2,

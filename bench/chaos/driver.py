@@ -104,6 +104,7 @@ class Training:
             flags(self.order), exporter=self.export, trackers=[_print]
         ) as dispatcher:
             dispatcher.trace.subscribe(self.injector.on_record)
+            weights.warm_up()  # while the engines start
             dispatcher.wait_until_ready()
             _say("the fleet is ready")
             alone = {fault.point for fault in self.faults if fault.kind in NEED_ROOM}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chaos.audit import Attribution, Evidence
-from bench.chaos.faults import KINDS, Fault
+from bench.chaos.faults import Fault
 from bench.chaos.leftovers import Leftovers
 
 _WIDTH = 110
@@ -104,7 +104,7 @@ def _faults(report: Report) -> Table:
         table.add_row(
             str(hit.fault.point),
             hit.fault.when,
-            KINDS[hit.fault.kind].what,
+            hit.fault.kind,
             " ".join(map(str, hit.points)),
             " ".join(map(str, cost.skipped)) or "–",
             _seconds(cost.recovery_s),

@@ -24,6 +24,11 @@ _FINAL_NORM = "model.norm.weight"
 Tensors = dict[str, Any]
 
 
+def warm_up() -> None:
+    """Import what :func:`write_checkpoint` needs: that takes seconds."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: F401
+
+
 def write_checkpoint(directory: Path, seed: int, step: int, width: int = 64) -> Path:
     """Save the weights of a step, with the tokenizer; returns ``directory``.
 
