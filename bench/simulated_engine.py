@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import urllib.parse
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class SimulatedEngine:
 
     def _load(self, body: Answer) -> Answer:
         """Every order to load is obeyed in no time, and to the letter."""
-        _, digest = body["args"]
+        digest = body["args"][1]
         found = {"digest": digest, "num_tensors": 1, "num_bytes": 1, "unloaded": [], "with_nan": []}
         return {"results": [found]}
 
@@ -84,9 +85,11 @@ class SimulatedEngine:
         return {"choices": [choice]}
 
     async def _generate(self, body: Answer) -> Answer:
-        wanted = int(body["sampling_params"].get("max_tokens", self._num_tokens))
-        num_tokens = min(wanted, self._num_tokens)
-        if wanted > 1:
+        sampling = body["sampling_params"]
+        wanted = int(sampling.get("max_tokens", self._num_tokens))
+        is_probe = "logprobs" in sampling
+        num_tokens = wanted if is_probe else min(wanted, self._num_tokens)
+        if not is_probe:
             await asyncio.sleep(self._seconds)
         self._generated += num_tokens
         span = {"version": self._version(), "start": 0, "end": num_tokens}
@@ -95,9 +98,14 @@ class SimulatedEngine:
             "finish_reason": "length",
             "token_ids": [72] * num_tokens,
             "weight_versions": [span],
-            "logprobs": {"content": [{"logprob": -1.0}] * num_tokens},
+            "logprobs": {"content": [{"logprob": _logprob(span["version"])}] * num_tokens},
         }
         return {"choices": [choice]}
+
+
+def _logprob(version: object) -> float:
+    """Other weights answer otherwise, and the same ones alike: a version ends with their digest."""
+    return -1.0 - zlib.crc32(str(version).rpartition(":")[2].encode()) / 2**32
 
 
 def _agree(_: Answer) -> Answer:

@@ -210,4 +210,5 @@ def describe(checkpoint_dir: Path, rollout_id: int) -> Snapshot:
         digest=manifest.digest,
         owned=owned,
         num_bytes=manifest.num_bytes,
+        verify=manifest.verify,
     )

@@ -83,6 +83,7 @@ def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--eval-num-gpus", "2", "--eval-min-engines", "3"], "--eval-min-engines 3: the fleet has 2 engines"),
         (["--eval-num-gpus", "3", "--eval-num-gpus-per-engine", "2"], "--eval-num-gpus 3 is no multiple"),
         (["--rollout-external-engine-addrs", "10.0.0.1:80"], "--rollout-external-engine-addrs"),
         (["--prefill-num-servers", "1"], "--prefill-num-servers 1"),

@@ -202,7 +202,7 @@ async def test_weights_that_generate_no_numbers_are_unhealthy_and_name_their_ten
     async with open_desk() as desk:
         skip = await desk.skip(desk.world.snapshot(40, nan=True))
         assert skip.reason == "unhealthy"
-        assert "engine_0: the probability of the token 7 is no number" in skip.detail
+        assert re.search(r"engine_0: the probability of the token \d+ is no number", skip.detail)
         assert "NaN in 1 tensors of the snapshot: model.norm.weight" in skip.detail
         await desk.pinned(desk.world.snapshot(50))
 
@@ -214,7 +214,7 @@ async def test_a_nan_that_the_probe_did_not_touch_is_unhealthy_too() -> None:
     async with open_desk(world) as desk:
         skip = await desk.skip(world.snapshot(40))
         assert skip.reason == "unhealthy"
-        assert "the token is a number; NaN in 1 tensors" in skip.detail
+        assert "the tokens are numbers; NaN in 1 tensors" in skip.detail
 
 
 async def test_bad_snapshots_never_use_up_the_restarts_of_an_engine() -> None:
@@ -250,7 +250,7 @@ async def test_an_engine_that_does_not_answer_ends_the_pin_at_its_deadline(path:
 
     fault: Fault = hang_later  # type: ignore[assignment]
     world.lives["engine_0"] = [Life(faults={path: fault})]
-    async with open_desk(world, pin_timeout_s=0.1) as desk:
+    async with open_desk(world, pin_timeout_s=0.5) as desk:
         skip = await desk.skip(world.snapshot(40))
         assert skip.reason == "timeout_pin"
         assert re.match(r"engine_0: it took longer than 0\.\d+ s to pin run:40:", skip.detail)

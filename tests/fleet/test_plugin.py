@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_the_reader_gives_every_tensor_and_the_digest_of_the_manifest(checkpoint
     assert reader.digest == manifest.digest
     assert reader.num_bytes == sum(t.numel() * t.element_size() for t in wanted.values())
     assert reader.with_nan == []
+
+
+def test_with_headers_alone_the_reader_and_the_manifest_agree_without_a_digest(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoints / "whole", tmp_path / "whole")
+    manifest = Manifest.of_directory(tmp_path / "whole", "run", 1, owned=False, verify="headers")
+    reader = TensorReader(tmp_path / "whole", "headers")
+    assert len(dict(reader)) == len(manifest.tensors)
+    assert reader.digest == manifest.digest
+    os.utime(tmp_path / "whole" / "model.safetensors")  # it was written again
+    again = TensorReader(tmp_path / "whole", "headers")
+    dict(again)
+    assert again.digest != manifest.digest
 
 
 def test_the_reader_counts_only_what_was_taken(checkpoints: Path) -> None:

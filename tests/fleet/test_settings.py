@@ -149,11 +149,14 @@ def test_the_settings_follow_the_flags(base: Path) -> None:
         vllm={"max_model_len": 256},
         start_timeout_s=11,
         pin_timeout_s=12,
+        min_engines=1,
+        engine_max_restarts=7,
     )
     made = FleetSettings.from_config(config, Path("/run"))
     assert (made.num_engines, made.num_gpus_per_engine, made.num_gpus) == (2, 2, 4)
     assert (made.base, made.run_dir, made.vllm) == (base, Path("/run"), {"max_model_len": 256})
     assert (made.start_timeout_s, made.pin_timeout_s) == (11, 12)
+    assert (made.min_engines, made.num_needed, made.max_restarts) == (1, 1, 7)
     assert made.host == "127.0.0.1"
 
 

@@ -7,6 +7,7 @@ They stand beside ``test_real_fleet.py``, which does the same with real ones. A 
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,11 @@ Fault = Callable[["FakeServer"], Awaitable[Answer]]
 
 @dataclass
 class Life:
-    """What one life of a process does: it serves after ``start_s``, with ``faults`` by path."""
+    """What one life of a process does: it serves after ``start_s``, with ``faults`` by path.
+
+    An engine that ``loads_nothing`` says that it did; one that ``keeps_cache`` says that it
+    cleared it; one that ``computes`` in another way than the others answers otherwise.
+    """
 
     start_s: float = 0.0
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -35,6 +40,9 @@ class Life:
     dies_at_once: bool = False
     unkillable: int = 0
     ranks: int = 1
+    loads_nothing: bool = False
+    keeps_cache: bool = False
+    computes: str = "soundly"
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,6 +121,7 @@ class FakeServer:
         self.paused = False
         self.resumed = anyio.Event()
         self.num_tokens = 0
+        self.cache: dict[str, str] = {}
         self.workers: list[str] = []
         self._scopes: set[anyio.CancelScope] = set()
         if life.dies_at_once:
@@ -189,6 +198,8 @@ class FakeServer:
                 return self._load(*body["args"])
             case "/update_weight_version":
                 self.version = body["new_version"]
+            case "/reset_prefix_cache" if not self.life.keeps_cache:
+                self.cache.clear()
             case "/weight_info":
                 reply = {"weight_version": self.version}
             case "/metrics":
@@ -196,15 +207,16 @@ class FakeServer:
             case "/inference/v1/generate":
                 if self.paused:
                     await self.resumed.wait()
-                reply = self._token()
+                reply = self._tokens(body)
         return httpx.Response(200, json=reply)
 
-    def _load(self, directory: str, expected: str) -> httpx.Response:
+    def _load(self, directory: str, expected: str, verify: str) -> httpx.Response:
         self.world.loads.append((self.name, directory))
         content = self.world.contents.get(directory)
         if content is None:
             return httpx.Response(500, text="no such directory")
-        self.content = content
+        if not self.life.loads_nothing:
+            self.content = content
         rank = {
             "digest": content.digest,
             "num_tensors": 3,
@@ -214,16 +226,36 @@ class FakeServer:
         } | self.life.report
         return httpx.Response(200, json={"results": [rank] * self.life.ranks})
 
-    def _token(self) -> dict[str, Any]:
-        self.num_tokens += 1
-        logprob = -9999.0 if self.content.with_nan else -1.5
+    def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Greedy tokens that the weights decide, as far as these are known."""
+        count = body.get("sampling_params", {}).get("max_tokens", 1)
+        self.num_tokens += count
+        key = f"{self._computed_with(body)} {body.get('token_ids')}"
+        dice = random.Random(f"{key} {self.life.computes}")
+        ids = [dice.randrange(250) for _ in range(count)]
+        logprobs = [-9999.0 if self.content.with_nan else -dice.uniform(1, 2) for _ in ids]
+        entries = [
+            {
+                "token_id": token,
+                "logprob": logprob,
+                "top_logprobs": [
+                    {"token_id": token, "logprob": logprob},
+                    {"token_id": 250, "logprob": logprob - 1},
+                ],
+            }
+            for token, logprob in zip(ids, logprobs, strict=True)
+        ]
         choice = {
-            "token_ids": [7],
-            "logprobs": {"content": [{"token_id": 7, "logprob": logprob, "rank": 1}]},
-            "weight_versions": [{"version": self.version, "start": 0, "end": 1}],
+            "token_ids": ids,
+            "logprobs": {"content": entries},
+            "weight_versions": [{"version": self.version, "start": 0, "end": count}],
             "finish_reason": "length",
         }
         return {"choices": [choice]}
+
+    def _computed_with(self, body: dict[str, Any]) -> str:
+        """The weights behind an answer: for a prompt in the prefix cache, those of that time."""
+        return self.cache.setdefault(str(body.get("token_ids")), self.content.digest)
 
     def _metrics(self) -> str:
         return (

@@ -66,13 +66,22 @@ async def _wait(event: threading.Event) -> None:
 class Shop:
     """A store on a staging directory of its own, and what it wrote into its trace."""
 
-    def __init__(self, staging: Path, base: Path | None, keep: int = 2, run_id: str = "run-a"):
+    def __init__(
+        self,
+        staging: Path,
+        base: Path | None,
+        keep: int = 2,
+        run_id: str = "run-a",
+        verify: str = "full",
+    ):
         self.staging = staging
         self.run_id = run_id
         self.records: list[Record] = []
         trace = Trace(None, run_id)
         trace.subscribe(self.records.append)
-        self.store = SnapshotStore(staging, run_id=run_id, trace=trace, base=base, keep=keep)
+        self.store = SnapshotStore(
+            staging, run_id=run_id, trace=trace, base=base, keep=keep, verify=verify
+        )
 
     def life(self, machine_id: str, attempt: int = 0) -> list[str]:
         """The triggers of one snapshot's life."""

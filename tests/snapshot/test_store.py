@@ -742,3 +742,22 @@ def test_a_base_that_is_not_whole_stops_the_store_before_it_takes_anything(
         shop.store.open()
     assert not shop.staging.exists()
     shop.store.close()
+
+
+async def test_with_headers_alone_no_weight_is_read_and_two_steps_still_never_look_alike(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*_: object) -> None:
+        raise AssertionError("the weights are not to be read")
+
+    monkeypatch.setattr("vime.eval.snapshot.manifest.digest_tensors", unread)
+    shop = Shop(tmp_path / "staging", checkpoints / "base", verify="headers")
+    shop.store.open()
+    try:
+        made = await make(shop, 1, checkpoints / "whole")
+        given = await shop.store.adopt(1, checkpoints / "whole")
+        assert (made.verify, given.verify) == ("headers", "headers")
+        assert Manifest.read(made.path).verify == "headers"
+        assert made.weight_version != given.weight_version
+    finally:
+        shop.store.close()

@@ -307,6 +307,13 @@ def test_a_flipped_byte_is_found_and_its_tensor_named(whole: Path, base: BaseSpe
     assert "bytes are not those of the manifest: model.layers.1.mlp.up_proj.weight" in message
 
 
+def test_a_snapshot_of_headers_alone_has_no_digests_to_check(whole: Path, base: BaseSpec) -> None:
+    Manifest.of_directory(whole, "run-1", 1, verify="headers").write(whole)
+    verify(whole, base)
+    message = refusal(whole, base, digests=True)
+    assert "sealed with --eval-verify headers: there are no digests to check" in message
+
+
 # -- somebody else's directories -----------------------------------------------------------------
 
 

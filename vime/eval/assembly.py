@@ -182,6 +182,7 @@ def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -
         trace=parts.trace,
         base=config.hf_checkpoint,
         keep=config.keep_snapshots,
+        verify=config.verify,
     )
     store.open()
     parts.store = store

@@ -40,6 +40,8 @@ class Snapshot:
         digest: hexadecimal BLAKE3 over the manifest's tensor names and digests.
         owned: vime wrote it and may delete it.
         num_bytes: size of its weight files.
+        verify: ``full``, or ``headers`` where the digest is over headers and files' times, not
+            over the weights' bytes.
     """
 
     rollout_id: int
@@ -48,6 +50,7 @@ class Snapshot:
     digest: str
     owned: bool
     num_bytes: int = 0
+    verify: str = "full"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class PinProof:
         engines: one proof an engine.
         num_gpus_per_engine: tensor-parallel size of each engine.
         pin_seconds: how long the pin took, from its turn at the fleet.
+        canary: digest of the engines' answers to the canary prompts: other weights, other digits.
+        unchanged_since: a version of other weights that was answered exactly alike, if one was.
         cause_seq: the trace record that completed the pin.
         api_key: bearer token for the generation routes; kept out of ``repr`` and the trace.
         transfer_seconds: how long the snapshot was under way to the last of the engines' nodes; 0
@@ -89,6 +94,8 @@ class PinProof:
     engines: tuple[EngineProof, ...] = ()
     num_gpus_per_engine: int = 1
     pin_seconds: float = 0.0
+    canary: str | None = None
+    unchanged_since: str | None = None
     cause_seq: int | None = None
     api_key: str | None = field(default=None, repr=False)
     transfer_seconds: float = 0.0
@@ -126,6 +133,7 @@ class Outcome:
         stall_s: seconds that the training thread waited in ``dispatch``.
         hf_dir: the checkpoint that the caller gave (the baseline before training, say); ``None``
             for the weights of training. A baseline and step 0 may have the same ``rollout_id``.
+        canary: digest of what the fleet answered to the canary prompts with these weights.
     """
 
     rollout_id: int
@@ -138,6 +146,7 @@ class Outcome:
     duration_s: float
     stall_s: float
     hf_dir: str | None = None
+    canary: str | None = None
 
 
 class Capture(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from vime.fsm.check_canary import CanaryRule
 from vime.fsm.check_disk import DiskRule
 from vime.fsm.check_points import EndsRule, HoldRule, StepRule, WaitRule, WindowRule
 from vime.fsm.check_record import OrderRule
@@ -31,6 +32,7 @@ RULES: tuple[type[Rule], ...] = (
     WindowRule,
     HoldRule,
     ProofRule,
+    CanaryRule,
     VerifiedRule,
     LeaseRule,
     DiskRule,
@@ -49,6 +51,7 @@ class Check:
 
     Attributes:
         num_rejected: how many illegal triggers were refused; they changed nothing.
+        num_unchanged: how many points had exactly the canary answers of other weights.
         num_pending: after :meth:`end`: how many points had no end when the trace ended.
     """
 
@@ -60,6 +63,7 @@ class Check:
         self._engines: dict[tuple[str, str, str], str] = {}
         self.num_rejected = 0
         self.num_pending = 0
+        self.num_unchanged = 0
 
     def feed(self, record: Record) -> list[Violation]:
         """What ``record`` violates."""
@@ -84,6 +88,8 @@ class Check:
         for rule in self._rules:
             if isinstance(rule, EndsRule):
                 self.num_pending = len(rule.pending)
+            if isinstance(rule, CanaryRule):
+                self.num_unchanged = rule.num_unchanged
             yield from rule.end(self._ended or stopped)
 
 

@@ -265,6 +265,8 @@ _FACTS = frozenset(
         "pin_seconds",
         "transfer_seconds",
         "transfer_bytes",
+        "pin_canary",
+        "pin_unchanged",
     )
 )
 

@@ -79,6 +79,7 @@ def _write_json(
             "records": num_records,
             "pending": check.num_pending,
             "rejected": check.num_rejected,
+            "unchanged": check.num_unchanged,
             "counts": counts,
             "violations": [
                 {
@@ -111,6 +112,9 @@ def _print(
         notes.append(f"{count(check.num_pending, 'point')} pending when the trace ends")
     if check.num_rejected:
         notes.append(f"{count(check.num_rejected, 'illegal trigger')} refused")
+    if check.num_unchanged:
+        points = count(check.num_unchanged, "point")
+        notes.append(f"{points} whose engines answered exactly as with other weights")
     sys.stdout.write(f"{', '.join(notes)}\n")
 
 

@@ -80,9 +80,15 @@ def fleet_problems(args: argparse.Namespace) -> list[str]:
 def _layout_problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the engines' settings, and with the YAML's models where there is one."""
     try:
-        eval_group(args)
+        group = eval_group(args)
     except ConfigError as error:
         return error.problems
+    wanted = value_of(args)("eval_min_engines")
+    if group is not None and wanted is not None and wanted > group.num_engines:
+        return [
+            f"--eval-min-engines {wanted}: the fleet has {group.num_engines} engines; ask for at "
+            "most so many"
+        ]
     return []
 
 

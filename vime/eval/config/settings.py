@@ -53,6 +53,9 @@ class EvalConfig:
     backpressure_timeout_s: float = 3600.0
     drain_timeout_s: float = 7200.0
     dispose_timeout_s: float = 30.0
+    min_engines: int | None = None
+    engine_max_restarts: int = 3
+    verify: str = "full"
     hf_checkpoint: Path | None = None
     ci_test: bool = False
     run_dir: Path | None = None

@@ -52,7 +52,7 @@ from vime.eval.dispatch import causes
 from vime.eval.dispatch.deadlines import GRACE_S, recorded_limits, skip_after
 from vime.eval.dispatch.messages import Admit, Admitted, Captured, Drain, Launch, Settle
 from vime.eval.dispatch.overflow import oldest_waiting
-from vime.eval.dispatch.point_life import PointLife, point_id
+from vime.eval.dispatch.point_life import PointLife, point_id, with_canary
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -316,7 +316,7 @@ class DispatchActor(Actor):
                 pin = self._fleet.pin(snapshot, asked.seq)
                 proof = await stack.enter_async_context(pin)
             life.pinned(proof)
-            return await self._run(life, snapshot, proof)
+            return with_canary(await self._run(life, snapshot, proof), proof)
 
     def _patience(self, own_s: float) -> float:
         """Seconds to wait for a turn and ``own_s`` more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -34,6 +35,7 @@ class PointLife:
         self.export_s: float | None = None
         self.pin_s: float | None = None
         self.transfer: dict[str, float] = {}
+        self.canary: str | None = None
         self.handed_over = anyio.Event()
         self.settled = anyio.Event()
         self.outcome: Future[Outcome] = Future()
@@ -49,8 +51,8 @@ class PointLife:
         return self.machine.state
 
     def pinned(self, proof: PinProof) -> None:
-        """Note what the pin took."""
-        self.pin_s = proof.pin_seconds
+        """Note what the pin took and showed."""
+        self.pin_s, self.canary = proof.pin_seconds, proof.canary
         if proof.transfer_bytes:
             self.transfer = {
                 "eval/transfer_seconds": proof.transfer_seconds,
@@ -91,6 +93,7 @@ class PointLife:
             duration_s=duration_s,
             stall_s=self.stall_s,
             hf_dir=None if self.point.hf_dir is None else str(self.point.hf_dir),
+            canary=self.canary,
         )
         self.machine.fire(
             trigger,
@@ -116,6 +119,23 @@ class PointLife:
 def point_id(point: EvalPoint) -> str:
     """The trace's name of a point; a given checkpoint and an export of one step differ."""
     return str(point.rollout_id) if point.hf_dir is None else f"hf:{point.rollout_id}"
+
+
+def with_canary(output: EvalOutput, proof: PinProof) -> EvalOutput:
+    """Add what the engines answered to the canary prompts: a curve that stands still betrays a
+    load that did nothing.
+
+    ``eval/pin_canary`` is a number from 0 to 2**24 − 1, made of the first six digits of the digest:
+    exact in single precision.
+    """
+    if proof.canary is None:
+        return output
+    numbers = {
+        "eval/pin_canary": float(int(proof.canary[:6], 16)),
+        "eval/pin_unchanged": float(proof.unchanged_since is not None),
+    }
+    facts = {"canary": proof.canary, "unchanged_since": proof.unchanged_since}
+    return replace(output, metrics=output.metrics | numbers, detail=output.detail | facts)
 
 
 def _record_detail(outcome: Outcome, output: EvalOutput | None) -> dict[str, Any]:

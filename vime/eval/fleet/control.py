@@ -6,6 +6,7 @@ Every call either does what its name says or raises :class:`EngineFailure`; noth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,11 +64,19 @@ class EngineFailure(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """One greedy token, the natural logarithm of its probability, and the version that gave it."""
+    """One greedy token.
+
+    Attributes:
+        id: which.
+        logprob: the natural logarithm of its probability.
+        weight_version: the weights that gave it.
+        gap: by how much ``logprob`` exceeds that of the next likely token; 0 where there is none.
+    """
 
     id: int
     logprob: float
     weight_version: str
+    gap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,9 +133,11 @@ class Control:
         """Take requests again."""
         await self._call("POST", "/resume")
 
-    async def load(self, directory: str, digest: str, timeout_s: float) -> list[Loaded]:
+    async def load(
+        self, directory: str, digest: str, verify: str, timeout_s: float
+    ) -> list[Loaded]:
         """Put a checkpoint's weights into the engine; one answer a rank."""
-        order = {"method": "vime_load", "args": [directory, digest]}
+        order = {"method": "vime_load", "args": [directory, digest, verify]}
         answer = await self._call("POST", "/collective_rpc", json=order, timeout_s=timeout_s)
         try:
             return [_loaded(rank) for rank in answer["results"]]
@@ -150,18 +161,28 @@ class Control:
         await self._call("POST", "/reset_encoder_cache")
 
     async def token(self, timeout_s: float) -> Token:
-        """Generate one greedy token.
+        """Generate one greedy token; raises as :meth:`answer` does."""
+        (token,) = await self.answer(_PROBE, 1, timeout_s)
+        return token
+
+    async def answer(
+        self, prompt: Sequence[int], num_tokens: int, timeout_s: float
+    ) -> tuple[Token, ...]:
+        """Generate so many greedy tokens.
 
         Raises:
-            EngineFailure: ``not_finite`` when its probability is no number.
+            EngineFailure: ``not_finite`` when a probability is no number; ``stale`` when one
+                answer comes from several versions.
         """
-        order = {
-            "model": self._model,
-            "token_ids": _PROBE,
-            "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 1},
+        sampling = {
+            "temperature": 0.0,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "logprobs": 2,
         }
+        order = {"model": self._model, "token_ids": list(prompt), "sampling_params": sampling}
         answer = await self._call("POST", "/inference/v1/generate", json=order, timeout_s=timeout_s)
-        return _token(answer)
+        return _tokens(answer, num_tokens)
 
     async def tokens_so_far(self, timeout_s: float) -> float:
         """How many tokens it has read and generated since its start."""
@@ -207,26 +228,42 @@ class Control:
         return response
 
 
-def _token(answer: dict[str, Any]) -> Token:
-    """The token of an answer.
+def _tokens(answer: dict[str, Any], num_tokens: int) -> tuple[Token, ...]:
+    """The tokens of an answer.
 
     A greedy token's probability is at least 1 / vocabulary, its logarithm hence a small number;
     a NaN is answered as token 0 with the logarithm -9999.
     """
     try:
         (choice,) = answer["choices"]
-        (token,) = choice["token_ids"]
-        (entry,) = choice["logprobs"]["content"]
-        (span,) = choice["weight_versions"]
-        logprob, extent = float(entry["logprob"]), (span["start"], span["end"])
-        found = Token(int(token), logprob, str(span["version"]))
+        entries = choice["logprobs"]["content"]
+        spans = choice["weight_versions"]
+        versions = ", ".join(dict.fromkeys(str(span["version"]) for span in spans))
+        extent = (spans[0]["start"], spans[-1]["end"])
+        pairs = list(zip(map(int, choice["token_ids"]), entries, strict=True))
+        found = tuple(Token(n, float(e["logprob"]), versions, _gap(e)) for n, e in pairs)
     except (LookupError, TypeError, ValueError) as error:
-        raise EngineFailure("refused", f"no token in {_short(str(answer))}") from error
-    if extent != (0, 1):
-        raise EngineFailure("stale", f"the version of one token spans {extent}, not (0, 1)")
-    if not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
-        raise EngineFailure("not_finite", f"the probability of the token {found.id} is no number")
+        raise EngineFailure("refused", f"no tokens in {_short(str(answer))}") from error
+    if len(found) != num_tokens:
+        raise EngineFailure("refused", f"{len(found)} tokens, expected {num_tokens}")
+    if len(spans) != 1 or extent != (0, num_tokens):
+        said = f"the versions {versions} span tokens {extent}, and not one all of {num_tokens}"
+        raise EngineFailure("stale", said)
+    for token in found:
+        if not math.isfinite(token.logprob) or token.logprob <= _NO_LOGPROB:
+            said = f"the probability of the token {token.id} is no number"
+            raise EngineFailure("not_finite", said)
     return found
+
+
+def _gap(entry: dict[str, Any]) -> float:
+    """How far ahead of the others a token is; vLLM lists itself first, then by rank."""
+    others = [
+        float(other["logprob"])
+        for other in entry.get("top_logprobs") or ()
+        if other["token_id"] != entry.get("token_id")
+    ]
+    return max(float(entry["logprob"]) - max(others), 0.0) if others else 0.0
 
 
 def _loaded(rank: dict[str, Any]) -> Loaded:

@@ -5,12 +5,15 @@ The same steps serve an engine of the fleet and a server that a user's backend l
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import anyio
 
 from vime.eval.contracts import Snapshot
+from vime.eval.fleet.agreement import NUM_TOKENS, PROMPTS
 from vime.eval.fleet.control import Control, EngineFailure, Loaded, Token
+from vime.fsm.canary import Canary
 
 
 async def load_and_prove(
@@ -28,32 +31,32 @@ async def load_and_prove(
         snapshot: verified.
         num_ranks: the server's tensor-parallel size.
         timeout_s: for the load alone.
-        call_timeout_s: for the token that is generated last.
+        call_timeout_s: for each answer that is generated last.
 
     Returns:
-        The evidence: ``digest``, ``ranks``, ``tensors``, ``bytes``, ``token``, ``logprob`` and
-        ``seconds``.
+        The evidence: ``digest``, ``ranks``, ``tensors``, ``bytes``, ``canary`` (see
+        :meth:`vime.fsm.canary.Canary.as_detail`) and ``seconds``.
 
     Raises:
         EngineFailure: it could not prove it; believe the server no more.
     """
     version = snapshot.weight_version
     began = anyio.current_time()
-    ranks = await control.load(str(snapshot.path.absolute()), snapshot.digest, timeout_s)
+    path = str(snapshot.path.absolute())
+    ranks = await control.load(path, snapshot.digest, snapshot.verify, timeout_s)
     check_loaded(ranks, snapshot, num_ranks)
     await control.set_version(version)
     if (found := await control.version()) != version:
         raise EngineFailure("stale", f"its weight version is {found}, expected {version}")
     await control.clear_caches()
     await control.resume()
-    token = await _prove_finite(control, ranks, version, call_timeout_s)
+    canary = await _prove_finite(control, ranks, version, call_timeout_s)
     return {
         "digest": ranks[0].digest,
         "ranks": len(ranks),
         "tensors": ranks[0].num_tensors,
         "bytes": ranks[0].num_bytes,
-        "token": token.id,
-        "logprob": token.logprob,
+        "canary": canary.as_detail(),
         "seconds": round(anyio.current_time() - began, 3),
     }
 
@@ -65,28 +68,54 @@ async def prove_token(control: Control, timeout_s: float, weight_version: str) -
         EngineFailure: it did not (``stale``), or there was none.
     """
     token = await control.token(timeout_s)
-    if token.weight_version != weight_version:
-        raise EngineFailure(
-            "stale", f"a token came from {token.weight_version}, expected {weight_version}"
-        )
+    _check_version(token, weight_version)
     return token
+
+
+async def ask_canary(control: Control, timeout_s: float, weight_version: str) -> Canary:
+    """Ask the canary prompts, and see that the answers came from the right weights.
+
+    One after the other: the same batches on every engine compute the same numbers.
+
+    Args:
+        control: speaks to the server.
+        timeout_s: for each answer.
+        weight_version: what must have given it.
+
+    Raises:
+        EngineFailure: it did not (``stale``), or there was none.
+    """
+    answers = [await control.answer(prompt, NUM_TOKENS, timeout_s) for prompt in PROMPTS]
+    for token in itertools.chain.from_iterable(answers):
+        _check_version(token, weight_version)
+    return Canary(
+        tokens=tuple(tuple(token.id for token in answer) for answer in answers),
+        logprobs=tuple(tuple(token.logprob for token in answer) for answer in answers),
+        gaps=tuple(tuple(token.gap for token in answer) for answer in answers),
+    )
+
+
+def _check_version(token: Token, expected: str) -> None:
+    if token.weight_version != expected:
+        said = f"a token came from {token.weight_version}, expected {expected}"
+        raise EngineFailure("stale", said)
 
 
 async def _prove_finite(
     control: Control, ranks: list[Loaded], version: str, timeout_s: float
-) -> Token:
-    """A token that is a number; a NaN that the one token did not touch counts as well."""
+) -> Canary:
+    """Answers that are numbers; a NaN that they did not touch counts as well."""
     names = ", ".join(ranks[0].with_nan[:5])
     blame = f"; NaN in {len(ranks[0].with_nan)} tensors of the snapshot: {names}"
     try:
-        token = await prove_token(control, timeout_s, version)
+        canary = await ask_canary(control, timeout_s, version)
     except EngineFailure as failure:
         if failure.kind == "not_finite" and names:
             raise EngineFailure("not_finite", failure.detail + blame) from failure
         raise
     if names:
-        raise EngineFailure("not_finite", f"the token is a number{blame}")
-    return token
+        raise EngineFailure("not_finite", f"the tokens are numbers{blame}")
+    return canary
 
 
 def check_loaded(ranks: list[Loaded], snapshot: Snapshot, num_ranks: int) -> None:

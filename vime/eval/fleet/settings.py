@@ -42,6 +42,7 @@ class FleetSettings:
         probe_interval_s: between two looks at an engine that should be alive.
         probe_timeout_s: one token, from an engine that has nothing else to do.
         end_timeout_s: ending one process tree.
+        min_engines: how many engines must have proven themselves for a pin; all if absent.
         max_restarts: deaths of an engine, without a pin between them, before it stays down.
         backoff_s, max_backoff_s: the wait before the first restart; it doubles up to the latter.
         host: where everything listens.
@@ -59,6 +60,7 @@ class FleetSettings:
     probe_interval_s: float = 10.0
     probe_timeout_s: float = 30.0
     end_timeout_s: float = 10.0
+    min_engines: int | None = None
     max_restarts: int = 3
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
@@ -69,6 +71,16 @@ class FleetSettings:
     def num_gpus(self) -> int:
         """GPUs of the whole fleet; on a machine without any, ranks."""
         return self.num_engines * self.num_gpus_per_engine
+
+    @property
+    def num_needed(self) -> int:
+        """How many engines must have proven themselves for a pin."""
+        return self.num_engines if self.min_engines is None else self.min_engines
+
+    def backoff_after_s(self, strikes: int) -> float:
+        """Seconds to wait before the next start, after so many deaths in a row."""
+        doubled = self.backoff_s * 2.0 ** min(max(strikes - 1, 0), 30)
+        return min(doubled, self.max_backoff_s)
 
     @classmethod
     def from_config(cls, config: EvalConfig, run_dir: Path) -> FleetSettings:
@@ -92,6 +104,8 @@ class FleetSettings:
             vllm=config.vllm,
             start_timeout_s=config.start_timeout_s,
             pin_timeout_s=config.pin_timeout_s,
+            min_engines=config.min_engines,
+            max_restarts=config.engine_max_restarts,
         )
 
 

@@ -32,8 +32,8 @@ What holds at any time:
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -41,26 +41,24 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from vime.eval.contracts import EngineProof, PinProof, Snapshot
+from vime.eval.contracts import PinProof, Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.engine import Engine
 from vime.eval.fleet.launch import MakeClient, Spawn, Tokens, loopback_client
+from vime.eval.fleet.pinning import DOWN, Pinner, canary_of
 from vime.eval.fleet.router import Router, RouterFailure
-from vime.eval.fleet.servers import Delivery, Launch, Localize, LocalLaunch, at_home
+from vime.eval.fleet.router_keeper import RouterKeeper
+from vime.eval.fleet.servers import Launch, Localize, LocalLaunch, at_home
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.processes import process
+from vime.fsm.canary import Canary, difference
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
 log = logging.getLogger("vime")
 
-#: Of several failures of one pin, the reason of the gravest is reported.
-_GRAVITY = ("pin_violation", "transfer_failed", "unhealthy", "timeout_pin")
-
 #: Skips of an evaluation that the loss of an engine explains.
 _FOR_WANT_OF_ANSWERS = ("unhealthy", "version_mixed", "timeout_eval")
-
-_DOWN = ("lost", "stopped")
 
 
 class FleetStartError(RuntimeError):
@@ -91,11 +89,15 @@ class _Hold:
     Attributes:
         snapshot: what is pinned.
         cause_seq: the trace record that asked for it.
+        canary: what the engines answered that have proven it.
+        agreed: the engines that have proven it, and answered like the others.
         rejoining: the engines that load it now.
     """
 
     snapshot: Snapshot
     cause_seq: int | None
+    canary: Canary | None = None
+    agreed: set[str] = field(default_factory=set)
     rejoining: set[str] = field(default_factory=set)
 
 
@@ -125,10 +127,10 @@ class FleetSupervisor:
     ) -> None:
         self.settings = settings
         self.tokens = tokens or Tokens()
-        self._localize = localize
         self._router = Router(settings, self.tokens, spawn=spawn, make_client=make_client)
-        self._router_lost: RouterFailure | None = None
-        self._router_strikes = 0
+        self._keeper = RouterKeeper(
+            self._router, settings, changed=self._notify, fill=self._fill_router
+        )
         self._engines = [
             make_engine(
                 index,
@@ -141,8 +143,18 @@ class FleetSupervisor:
             )
             for index in range(settings.num_engines)
         ]
+        self._pinner = Pinner(
+            settings,
+            self._engines,
+            self._router,
+            self._keeper,
+            localize=localize,
+            api_key=self.tokens.api_key,
+            changed=self._wait_for_change,
+        )
         self._turn = anyio.Lock()  # gives the turns in the order in which they are asked for
         self._hold: _Hold | None = None
+        self._tasks: TaskGroup | None = None
         self._change = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -152,7 +164,8 @@ class FleetSupervisor:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_router)
+                self._tasks = tasks
+                tasks.start_soon(self._keeper.keep)
                 for engine in self._engines:
                     tasks.start_soon(self._keep, engine, tasks)
                 task_status.started()
@@ -164,20 +177,23 @@ class FleetSupervisor:
     async def wait_ready(self) -> None:
         """Wait until every engine has answered once and the router serves.
 
-        Each start has its deadline, and so has this.
+        Each start has its deadline, and so has this. An engine that does not start is done
+        without where ``min_engines`` allows it.
 
         Raises:
             FleetStartError: something did not start; with the end of its log.
         """
-        while not (self._router.up and all(engine.was_ready for engine in self._engines)):
-            for engine in self._engines:
-                if engine.state in _DOWN:
-                    raise FleetStartError(
-                        f"{engine.name} did not start: {engine.failure or engine.state}\n"
-                        f"{engine.last_words}".rstrip()
-                    )
-            if self._router_lost is not None:
-                raise FleetStartError(str(self._router_lost))
+        while True:
+            down = [e for e in self._engines if e.state in DOWN and not e.was_ready]
+            if len(down) > len(self._engines) - self.settings.num_needed:
+                raise FleetStartError(
+                    f"{down[0].name} did not start: {down[0].failure or down[0].state}\n"
+                    f"{down[0].last_words}".rstrip()
+                )
+            if self._keeper.lost is not None:
+                raise FleetStartError(str(self._keeper.lost))
+            if self._router.up and all(e.was_ready or e in down for e in self._engines):
+                return
             await self._change.wait()
 
     @asynccontextmanager
@@ -200,139 +216,21 @@ class FleetSupervisor:
                 answers, is told which engine was lost meanwhile.
         """
         async with self._turn:
-            proof = await self._pin(snapshot, cause_seq)
-            self._hold = hold = _Hold(snapshot, cause_seq)
+            proof, canary = await self._pinner.pin(snapshot, cause_seq)
+            agreed = {engine.engine for engine in proof.engines}
+            self._hold = hold = _Hold(snapshot, cause_seq, canary, agreed)
+            self._bring_in_the_others(hold)
             try:
                 yield proof
             except EvalSkip as skip:
                 if skip.cause_seq is None and skip.reason in _FOR_WANT_OF_ANSWERS:
-                    skip.cause_seq = self._last_doubt(since=proof.cause_seq)
+                    skip.cause_seq = self._pinner.last_doubt(since=proof.cause_seq)
                 raise
             finally:
                 self._hold = None
                 # The snapshot may be deleted from here on: whoever still reads it finishes.
                 while hold.rejoining:
                     await self._change.wait()
-
-    async def _pin(self, snapshot: Snapshot, cause_seq: int | None) -> PinProof:
-        began = anyio.current_time()
-        deadline = began + self.settings.pin_timeout_s
-        while True:
-            await self._wait_until_whole(deadline)
-            proofs, failures = await self._pin_engines(snapshot, deadline, cause_seq)
-            if not failures:
-                break
-            if {failure.kind for failure in failures.values()} != {"absent"}:
-                raise _skip(failures)
-            # It had died before, unnoticed: no fault of this snapshot, which waits for it.
-        await self._open_router(snapshot, deadline)
-        self._router_strikes = 0
-        seqs = [engine.last_seq for engine in self._engines if engine.last_seq is not None]
-        return PinProof(
-            base_url=self._router.url,
-            model=self.settings.model,
-            weight_version=snapshot.weight_version,
-            engines=tuple(proofs[engine.name][0] for engine in self._engines),
-            num_gpus_per_engine=self.settings.num_gpus_per_engine,
-            pin_seconds=anyio.current_time() - began,
-            cause_seq=max(seqs),
-            api_key=self.tokens.api_key,
-            transfer_seconds=max(delivery.seconds for _, delivery in proofs.values()),
-            transfer_bytes=sum(delivery.num_bytes for _, delivery in proofs.values()),
-        )
-
-    async def _wait_until_whole(self, deadline: float) -> None:
-        """Raises ``EvalSkip``: the fleet is not, or will never be."""
-        with anyio.CancelScope(deadline=deadline):
-            while not self._whole():
-                await self._change.wait()
-        if missing := self._missing():
-            patience = f"{self.settings.pin_timeout_s:.4g} s"
-            raise self._unhealthy(f"not whole after {patience}: {'; '.join(missing)}")
-
-    def _whole(self) -> bool:
-        """Raises ``EvalSkip`` when it never will be again."""
-        for engine in self._engines:
-            if engine.state in _DOWN:
-                raise self._unhealthy(f"{engine.name} is {engine.state}: {engine.failure}")
-        if self._router_lost is not None:
-            raise EvalSkip("unhealthy", str(self._router_lost))
-        return not self._missing()
-
-    def _missing(self) -> list[str]:
-        missing = [
-            f"{engine.name} is {engine.state}"
-            + (f" ({engine.failure})" if engine.failure is not None else "")
-            for engine in self._engines
-            if not engine.usable
-        ]
-        return missing if self._router.up else [*missing, "the router is down"]
-
-    async def _pin_engines(
-        self, snapshot: Snapshot, deadline: float, cause_seq: int | None
-    ) -> tuple[dict[str, tuple[EngineProof, Delivery]], dict[str, EngineFailure]]:
-        """Pin all at once; the others finish also when one has failed, and stay usable."""
-        proofs: dict[str, tuple[EngineProof, Delivery]] = {}
-        failures: dict[str, EngineFailure] = {}
-
-        async def pin(engine: Engine) -> None:
-            try:
-                proofs[engine.name] = await self._deliver(engine, snapshot, deadline, cause_seq)
-            except EngineFailure as failure:
-                failures[engine.name] = failure
-
-        async with anyio.create_task_group() as tasks:
-            for engine in self._engines:
-                tasks.start_soon(pin, engine)
-        return proofs, failures
-
-    async def _deliver(
-        self, engine: Engine, snapshot: Snapshot, deadline: float, cause_seq: int | None
-    ) -> tuple[EngineProof, Delivery]:
-        """Bring a snapshot to an engine's node, and into the engine.
-
-        Raises:
-            EngineFailure: either failed; while it was still under way the engine is not doubted.
-        """
-        async with AsyncExitStack() as stack:
-            try:
-                with anyio.fail_after(max(deadline - anyio.current_time(), 0)):
-                    delivery = await stack.enter_async_context(
-                        self._localize(snapshot, engine.index)
-                    )
-            except TimeoutError:
-                late = f"{snapshot.weight_version} did not reach its node in time"
-                raise EngineFailure("overdue", late) from None
-            left_s = deadline - anyio.current_time()
-            return await engine.pin(delivery.snapshot, left_s, cause_seq), delivery
-
-    async def _open_router(self, snapshot: Snapshot, deadline: float) -> None:
-        """Let the router ask the engines, now that all have proven the snapshot."""
-        timeout_s = max(deadline - anyio.current_time(), 0)
-        try:
-            with anyio.fail_after(timeout_s):
-                await self._serve_pinned(snapshot)
-                await self._router.prove(snapshot.weight_version, timeout_s)
-        except TimeoutError:
-            raise EvalSkip("timeout_pin", "the router did not answer in time") from None
-        except RouterFailure as failure:
-            with suppress(TimeoutError):  # its keeper tries again, then starts another one
-                await self._router.end_process()
-            raise EvalSkip("unhealthy", str(failure)) from failure
-        if missing := self._missing():
-            raise self._unhealthy("; ".join(missing))
-
-    def _last_doubt(self, since: int | None) -> int | None:
-        """The record of the engine that was doubted last, if one was after ``since``."""
-        seqs = (engine.doubt_seq for engine in self._engines if engine.doubt_seq is not None)
-        return max((seq for seq in seqs if since is None or seq > since), default=None)
-
-    def _unhealthy(self, detail: str) -> EvalSkip:
-        """The skip for want of engines: its cause is what the first of them has come to."""
-        skip = EvalSkip("unhealthy", detail)
-        missing = (engine for engine in self._engines if not engine.usable)
-        skip.cause_seq = next((engine.last_seq for engine in missing), None)
-        return skip
 
     async def _keep(self, engine: Engine, tasks: TaskGroup) -> None:
         """Every life of one engine, one after the other, until it stays down."""
@@ -349,30 +247,45 @@ class FleetSupervisor:
             if not engine.was_ready or engine.strikes > self.settings.max_restarts:
                 engine.abandon()
                 return
-            backoff_s = self._backoff_s(engine.strikes)
+            backoff_s = self.settings.backoff_after_s(engine.strikes)
             engine.restart(backoff_s)
             await anyio.sleep(backoff_s)
+
+    def _bring_in_the_others(self, hold: _Hold) -> None:
+        """Engines that came back while the first ones were being pinned."""
+        assert self._tasks is not None, "it runs"
+        for engine in self._engines:
+            if engine.usable and engine.name not in hold.agreed:
+                self._tasks.start_soon(self._rejoin, engine, hold)
 
     async def _rejoin(self, engine: Engine, hold: _Hold) -> None:
         """Bring an engine that came back to the pinned snapshot, then behind the router."""
         if self._hold is not hold:
             return  # the pin has ended meanwhile, and the snapshot may be gone
         hold.rejoining.add(engine.name)
+        hold.agreed.discard(engine.name)
         try:
             deadline = anyio.current_time() + self.settings.pin_timeout_s
-            await self._deliver(engine, hold.snapshot, deadline, hold.cause_seq)
+            proof, _ = await self._pinner.prove(engine, hold.snapshot, deadline, hold.cause_seq)
+            canary = canary_of(proof)
+            if hold.canary and canary and (differs := difference(hold.canary, canary)) is not None:
+                others = "the engines that were pinned before it"
+                said = f"it answers otherwise than {others}: {differs}"
+                engine.doubt(EngineFailure("stale", said))
+                return
+            hold.agreed.add(engine.name)
             if self._hold is hold:
-                await self._serve_pinned(hold.snapshot)
+                await self._fill_router()
         except (EngineFailure, RouterFailure):
             return  # it was doubted, and its keeper has seen that; or the next pin sees to it
         finally:
             hold.rejoining.discard(engine.name)
             self._notify()
 
-    async def _serve_pinned(self, snapshot: Snapshot) -> None:
-        version = snapshot.weight_version
-        proven = (e for e in self._engines if (e.state, e.weight_version) == ("serving", version))
-        await self._router.serve({engine.url for engine in proven})
+    async def _fill_router(self) -> None:
+        if self._hold is not None:
+            urls = self._pinner.proven(self._hold.snapshot, self._hold.agreed)
+            await self._router.serve(urls)
 
     async def _drop(self, engine: Engine) -> None:
         """Out of the router first, so that no request is sent to an engine that is being ended."""
@@ -390,40 +303,7 @@ class FleetSupervisor:
                 await engine.bury()
             except TimeoutError:
                 attempt += 1
-                await anyio.sleep(self._backoff_s(attempt))
-            else:
-                return
-
-    def _backoff_s(self, strikes: int) -> float:
-        doubled = self.settings.backoff_s * 2.0 ** min(max(strikes - 1, 0), 30)
-        return min(doubled, self.settings.max_backoff_s)
-
-    async def _keep_router(self) -> None:
-        """Every life of the router, at one address, until it dies more often than allowed."""
-        while True:
-            try:
-                await self._router.start()
-                self._notify()
-                if self._hold is not None:
-                    await self._serve_pinned(self._hold.snapshot)
-                failure = await self._router.wait()
-            except RouterFailure as error:
-                failure = error
-            await self._end_router()
-            self._router_strikes += 1
-            if self._router_strikes > self.settings.max_restarts:
-                self._router_lost = failure
-                self._notify()
-                return
-            self._notify()
-            await anyio.sleep(self._backoff_s(self._router_strikes))
-
-    async def _end_router(self) -> None:
-        while True:
-            try:
-                await self._router.end_process()
-            except TimeoutError:
-                await anyio.sleep(self.settings.max_backoff_s)
+                await anyio.sleep(self.settings.backoff_after_s(attempt))
             else:
                 return
 
@@ -431,24 +311,12 @@ class FleetSupervisor:
         async with anyio.create_task_group() as tasks:
             for engine in self._engines:
                 tasks.start_soon(engine.stop)
-            tasks.start_soon(self._stop_router)
+            tasks.start_soon(self._keeper.stop)
 
-    async def _stop_router(self) -> None:
-        try:
-            await self._router.stop()
-        except TimeoutError as error:
-            log.warning("the router's process is left behind: %s", error)
+    async def _wait_for_change(self) -> None:
+        await self._change.wait()
 
     def _notify(self) -> None:
         """Wake whoever waits for the fleet to look different."""
         self._change.set()
         self._change = anyio.Event()
-
-
-def _skip(failures: Mapping[str, EngineFailure]) -> EvalSkip:
-    """The reason of the gravest failure, whose record is the cause; all are told."""
-    gravest = min(failures.values(), key=lambda failure: _GRAVITY.index(failure.skip_reason))
-    told = "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items()))
-    skip = EvalSkip(gravest.skip_reason, told)
-    skip.cause_seq = gravest.cause_seq
-    return skip

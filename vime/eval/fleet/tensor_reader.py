@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from vime.eval.snapshot.files import open_regular
 from vime.eval.snapshot.manifest import ManifestTensor, combined_digest
+from vime.eval.snapshot.stamps import FULL, stamps
 from vime.eval.snapshot.weights import TensorInfo, dtype_name, read_weights
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class TensorReader:
 
     Args:
         directory: a Hugging Face checkpoint with safetensors files.
+        verify: ``headers`` puts each tensor's stamp in the place of its digest.
 
     Attributes:
         given: name → type, shape and digest of every tensor that was given so far.
@@ -37,9 +39,10 @@ class TensorReader:
         vime.eval.snapshot.weights.WeightsError: the weight files are not whole.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, verify: str = FULL) -> None:
         self._directory = directory
         self._infos = read_weights(directory)
+        self._stamps = None if verify == FULL else stamps(directory, self._infos)
         self.given: dict[str, ManifestTensor] = {}
         self.with_nan: list[str] = []
         self.num_bytes = 0
@@ -82,7 +85,10 @@ class TensorReader:
     def _account(
         self, name: str, info: TensorInfo, data: torch.Tensor, tensor: torch.Tensor
     ) -> None:
-        digest = blake3(_bytes_of(data), max_threads=blake3.AUTO).hexdigest()
+        if self._stamps is None:
+            digest = blake3(_bytes_of(data), max_threads=blake3.AUTO).hexdigest()
+        else:
+            digest = self._stamps[name]
         self.given[name] = ManifestTensor(info.dtype, info.shape, digest, info.file)
         self.num_bytes += info.num_bytes
         if _holds_nan(tensor):

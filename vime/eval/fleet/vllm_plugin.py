@@ -96,7 +96,7 @@ class VerifiedLoad:
     model_runner: Any
     vllm_config: Any
 
-    def vime_load(self, directory: str, digest: str) -> dict[str, Any]:
+    def vime_load(self, directory: str, digest: str, verify: str = "full") -> dict[str, Any]:
         """Load a checkpoint's weights, and say exactly what went into the model.
 
         Every rank reads every tensor: what it hands to the model's loader are the bytes that it
@@ -105,6 +105,7 @@ class VerifiedLoad:
         Args:
             directory: a Hugging Face checkpoint with safetensors files.
             digest: the snapshot's digest, as its manifest says.
+            verify: what it is made of; ``headers`` digests no bytes here either.
 
         Returns:
             ``digest`` over the names and bytes of all tensors read; ``num_tensors`` and
@@ -121,7 +122,7 @@ class VerifiedLoad:
         from vime.eval.fleet.tensor_reader import TensorReader
 
         _let_go_of_names()
-        reader = TensorReader(Path(directory))
+        reader = TensorReader(Path(directory), verify)
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), _Watched(model) as watched:
             self.model_runner.reload_weights(weights_iterator=reader)

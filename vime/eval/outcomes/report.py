@@ -68,6 +68,7 @@ def _point(outcome: Outcome) -> dict[str, Any]:
         "duration_s": outcome.duration_s,
         "stall_s": outcome.stall_s,
         "hf_dir": outcome.hf_dir,
+        "canary": outcome.canary,
     }
 
 

@@ -25,6 +25,7 @@ from vime.eval.snapshot.files import (
     read_small_file,
     write_new,
 )
+from vime.eval.snapshot.stamps import FULL, MODES, stamps
 from vime.eval.snapshot.weights import DTYPES, TensorInfo, read_weights
 
 FILE = ".complete"
@@ -45,7 +46,10 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ManifestTensor:
-    """One tensor: its safetensors dtype, shape, the BLAKE3 of its raw bytes, and its file."""
+    """One tensor: its safetensors dtype, shape, digest and file.
+
+    The digest is the BLAKE3 of its raw bytes, or its stamp where the manifest says so.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -71,6 +75,8 @@ class Manifest:
         digest: :func:`combined_digest` of ``tensors``.
         tensors: name → what it is.
         files: path within the snapshot → what it is; the manifest itself is not among them.
+        verify: what the tensors' digests are made of, one of
+            :data:`vime.eval.snapshot.stamps.MODES`.
     """
 
     run_id: str
@@ -78,6 +84,7 @@ class Manifest:
     digest: str
     tensors: Mapping[str, ManifestTensor]
     files: Mapping[str, ManifestFile]
+    verify: str = FULL
 
     @property
     def weight_version(self) -> str:
@@ -98,6 +105,7 @@ class Manifest:
         *,
         owned: bool = True,
         digests: Mapping[str, str] | None = None,
+        verify: str = FULL,
     ) -> Manifest:
         """Read a checkpoint through, and describe it.
 
@@ -109,13 +117,14 @@ class Manifest:
                 only the weights do.
             digests: tensor → hexadecimal BLAKE3, of those that whoever wrote them has digested;
                 only the others are read.
+            verify: ``headers`` leaves the weights unread.
 
         Raises:
             vime.eval.snapshot.weights.WeightsError: its weight files are not whole.
             OSError: a file cannot be read.
         """
         infos = read_weights(directory, alone=owned)
-        tensors = digest_tensors(directory, infos, digests or {})
+        tensors = name_tensors(directory, infos, verify, digests or {})
         weight_files = {info.file for info in infos.values()}
         sizes = {name: (directory / name).stat().st_size for name in weight_files}
         if owned:
@@ -125,7 +134,7 @@ class Manifest:
             name: ManifestFile(size, None if name in weight_files else _digest_of(directory / name))
             for name, size in sorted(sizes.items())
         }
-        return cls(run_id, rollout_id, combined_digest(tensors), tensors, files)
+        return cls(run_id, rollout_id, combined_digest(tensors), tensors, files, verify)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -150,6 +159,8 @@ class Manifest:
         try:
             fields = json_object(content, FILE)
             _expect(fields.get("schema") == SCHEMA, "schema", fields.get("schema"))
+            verify = fields.get("verify", FULL)
+            _expect(verify in MODES, "verify", verify)
             tensors = {n: _tensor(n, e) for n, e in _object(fields, "tensors").items()}
             files = {n: _file(n, e) for n, e in _object(fields, "files").items()}
             manifest = cls(
@@ -158,6 +169,7 @@ class Manifest:
                 digest=_digest("digest", fields.get("digest")),
                 tensors=tensors,
                 files=files,
+                verify=str(verify),
             )
         except ValueError as error:
             raise ManifestError(str(error)) from None
@@ -184,6 +196,7 @@ class Manifest:
             "rollout_id": self.rollout_id,
             "weight_version": self.weight_version,
             "digest": self.digest,
+            "verify": self.verify,
             "tensors": dict(sorted(self.tensors.items())),
             "files": dict(sorted(self.files.items())),
         }
@@ -215,6 +228,18 @@ def combined_digest(tensors: Mapping[str, Any]) -> str:
         line = [name, tensor.dtype, list(tensor.shape), tensor.digest]
         hasher.update(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     return hasher.hexdigest()
+
+
+def name_tensors(
+    directory: Path, infos: Mapping[str, TensorInfo], verify: str, known: Mapping[str, str]
+) -> dict[str, ManifestTensor]:
+    """Every tensor with its digest, or with its stamp; raises as :func:`digest_tensors`."""
+    if verify == FULL:
+        return digest_tensors(directory, infos, known)
+    return {
+        name: ManifestTensor(infos[name].dtype, infos[name].shape, stamp, infos[name].file)
+        for name, stamp in sorted(stamps(directory, infos).items())
+    }
 
 
 def digest_tensors(

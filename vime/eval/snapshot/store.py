@@ -28,6 +28,7 @@ from vime.eval.snapshot.janitor import Janitor
 from vime.eval.snapshot.manifest import Manifest
 from vime.eval.snapshot.shelf import Shelf
 from vime.eval.snapshot.staging import Staging
+from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.verify import SnapshotInvalid, Verified, verify
 from vime.eval.snapshot.weights import WeightsError
 from vime.eval.snapshot.writer import OccupiedError, SnapshotWriter, Written
@@ -69,6 +70,7 @@ class SnapshotStore:
         keep: ``--eval-keep-snapshots``: how many finished snapshots stay on disk, those of dead
             runs included.
         allow_cast: accept weights of another dtype than the base's; engines cast them.
+        verify: ``--eval-verify``: ``headers`` leaves the weights' bytes undigested.
 
     Attributes:
         base: what the base looks like, once opened.
@@ -83,7 +85,9 @@ class SnapshotStore:
         base: Path | None,
         keep: int,
         allow_cast: bool = False,
+        verify: str = FULL,
     ) -> None:
+        self._verify = verify
         self._staging = Staging(staging.resolve(), run_id)
         self._run_id = run_id
         self._trace = trace
@@ -92,7 +96,7 @@ class SnapshotStore:
         self.base: BaseSpec | None = None
         self._janitor: Janitor | None = None
         self._writer = SnapshotWriter(
-            self._staging, self._remove_soon, lambda path: path in self._adopted
+            self._staging, self._remove_soon, lambda path: path in self._adopted, verify
         )
         self._shelf = Shelf(keep, self._remove_soon, self._must_stay)
         self._drafts: set[Draft] = set()
@@ -302,7 +306,9 @@ class SnapshotStore:
         path = hf_dir.resolve()  # a link that is moved meanwhile must not change what is read
         self._adopted.add(path)
         verify(path, self.base, owned=False, allow_cast=self._allow_cast)  # before the long read
-        manifest = Manifest.of_directory(path, self._run_id, rollout_id, owned=False)
+        manifest = Manifest.of_directory(
+            path, self._run_id, rollout_id, owned=False, verify=self._verify
+        )
         verified = verify(
             path, self.base, manifest=manifest, owned=False, allow_cast=self._allow_cast
         )
@@ -358,6 +364,7 @@ class SnapshotStore:
             digest=manifest.digest,
             owned=owned,
             num_bytes=manifest.num_bytes,
+            verify=manifest.verify,
         )
         self._shelf.put(snapshot, machine)
         return snapshot

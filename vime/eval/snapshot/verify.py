@@ -30,6 +30,7 @@ from vime.eval.snapshot.compare import (
 )
 from vime.eval.snapshot.files import list_files
 from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError, digest_tensors
+from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.weights import TensorInfo, WeightsError, read_weights
 
 EXPORTER = "vime.eval.snapshot.export.TransformersExporter"
@@ -170,6 +171,8 @@ def _manifest_problems(
     changed = [n for n in is_now.keys() | was.keys() if is_now.get(n) != was.get(n)]
     if changed:
         return [f"tensors that are not as the manifest says: {named(changed)}"]
+    if digests and manifest.verify != FULL:
+        return [f"sealed with --eval-verify {manifest.verify}: there are no digests to check"]
     if digests:
         try:
             fresh = digest_tensors(directory, tensors)

@@ -16,6 +16,7 @@ from vime.eval.snapshot.files import flush, flush_directory
 from vime.eval.snapshot.handoff import Handoff
 from vime.eval.snapshot.manifest import Manifest, ManifestError
 from vime.eval.snapshot.staging import Staging
+from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.verify import SnapshotInvalid
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class SnapshotWriter:
         staging: where to.
         remove: takes away what a failed or abandoned write leaves.
         is_protected: whether a path was given as a checkpoint to evaluate.
+        verify: what the digests are made of.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class SnapshotWriter:
         staging: Staging,
         remove: Callable[[Path], None],
         is_protected: Callable[[Path], bool],
+        verify: str = FULL,
     ) -> None:
         self._staging = staging
         self._remove = remove
         self._is_protected = is_protected
+        self._verify = verify
 
     def publish(self, rollout_id: int, draft: Path, capture: Capture, handoff: Handoff) -> Written:
         """Write, describe, flush and rename; ``capture`` is released on the way.
@@ -111,8 +115,8 @@ class SnapshotWriter:
         handoff.check()
         if draft.is_symlink():
             raise SnapshotInvalid(final, ["the export put a link in the place of its directory"])
-        run_id = self._staging.run_id
-        manifest = Manifest.of_directory(draft, run_id, rollout_id, digests=digests)
+        run_id, how = self._staging.run_id, self._verify
+        manifest = Manifest.of_directory(draft, run_id, rollout_id, digests=digests, verify=how)
         digested = time.monotonic()
         handoff.check()
         manifest.write(draft)

@@ -1,0 +1,108 @@
+"""Asks every engine the same questions, and names the one that answers otherwise.
+
+The load is proven by content; this proves what is computed with it. An engine whose kernels,
+caches or packed copies of the weights are not those of the snapshot answers otherwise than its
+neighbours, or just as it did before the load.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vime.eval.contracts import Snapshot
+from vime.fsm.canary import Canary, difference
+
+PROMPTS: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (5, 2, 9, 4, 7, 1, 8, 3))
+"""Token ids that every vocabulary has. What they mean does not matter."""
+
+NUM_TOKENS = 4
+"""Length of each answer."""
+
+_MEMORY = 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the answers of the engines to one snapshot say.
+
+    Attributes:
+        wrong: engine → why its answers are no proof; empty when all agree.
+        canary: the answers, those of the first engine; ``None`` when there are none.
+        unchanged_since: a version of other weights whose answers were exactly the same, if there
+            was one.
+    """
+
+    wrong: Mapping[str, str]
+    canary: Canary | None = None
+    unchanged_since: str | None = None
+
+
+@dataclass(frozen=True)
+class _Heard:
+    version: str
+    canary: Canary
+
+
+class Agreement:
+    """Compares engines with each other, and with what was answered before in this run."""
+
+    def __init__(self) -> None:
+        self._heard: OrderedDict[str, _Heard] = OrderedDict()
+
+    def judge(self, snapshot: Snapshot, canaries: Mapping[str, Canary]) -> Verdict:
+        """Compare the answers of all engines that have loaded ``snapshot``.
+
+        Args:
+            snapshot: what they have loaded.
+            canaries: engine → its answers.
+        """
+        if not canaries:
+            return Verdict({})
+        if wrong := outliers(canaries):
+            return Verdict(wrong)
+        canary = next(iter(canaries.values()))
+        before = self._heard.pop(snapshot.digest, None)
+        if before is not None and (differs := difference(before.canary, canary)) is not None:
+            # One of the two was wrong. It is forgotten, so that the next pin decides anew.
+            told = f"the same weights answered otherwise as {before.version}: {differs}"
+            return Verdict(dict.fromkeys(canaries, told))
+        unchanged = next(
+            (
+                heard.version
+                for digest, heard in self._heard.items()
+                if heard.canary.digest == canary.digest and digest != snapshot.digest
+            ),
+            None,
+        )
+        self._heard[snapshot.digest] = _Heard(snapshot.weight_version, canary)
+        if len(self._heard) > _MEMORY:
+            self._heard.popitem(last=False)
+        return Verdict({}, canary, unchanged)
+
+
+def outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
+    """The engines outside the largest group that agrees; all, when it is no majority.
+
+    Returns:
+        engine → where it differs, and from whom.
+    """
+    groups = {
+        name: {n for n, other in canaries.items() if difference(mine, other) is None}
+        for name, mine in canaries.items()
+    }
+    speaker = max(groups, key=lambda name: len(groups[name]))
+    agreed = groups[speaker]
+    if len(agreed) == len(canaries):
+        return {}
+    has_majority = 2 * len(agreed) > len(canaries)
+    wrong = {}
+    for name, mine in canaries.items():
+        if name in agreed and has_majority:
+            continue
+        others = canaries if not has_majority else {speaker: canaries[speaker]}
+        found = ((n, difference(mine, other)) for n, other in others.items())
+        against, differs = next((n, d) for n, d in found if d is not None)
+        wrong[name] = f"it answers otherwise than {against}: {differs}"
+    return wrong
