@@ -44,6 +44,7 @@ async def test_the_outlier_of_three_costs_nothing_where_two_are_enough() -> None
     async with open_desk(world, num_engines=3, min_engines=2) as desk:
         proof = await desk.pinned(world.snapshot(40))
         assert [e.engine for e in proof.engines] == ["engine_1", "engine_2"]
+        assert proof.canary is not None
 
 
 async def test_an_engine_that_hangs_in_its_load_leaves_time_for_the_others() -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 
 from tests.snapshots import CHANGES, change_tensors, write_checkpoint
 from tests.watch import watching
+from vime.eval.config import EvalConfig
 from vime.eval.contracts import PinProof, Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.launch import Tokens, engine_argv, loopback_client
@@ -31,6 +33,7 @@ from vime.eval.fleet.ports import PortReservation
 from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.fleet.supervisor import FleetSupervisor
 from vime.eval.processes.process import spawn
+from vime.eval.runner.generate import open_generator
 from vime.eval.snapshot.manifest import Manifest
 from vime.fsm.trace import Record, Trace
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -53,6 +56,7 @@ class RealFleet:
             run_dir=root / "run",
             vllm={"max_model_len": 256},
             probe_interval_s=2.0,
+            probe_timeout_s=5.0,
         )
         self.records: list[Record] = []
         self.trace_path = root / "trace.jsonl"
@@ -116,6 +120,17 @@ class RealFleet:
                 return await ask(client, proof.model, proof, prompt)
 
         return self.portal.call(through_router)  # type: ignore[no-any-return]
+
+    def ask_later(self, proof: PinProof) -> Future[list[int]]:
+        """As the evaluation asks: what fails on the way is asked again."""
+
+        async def generate() -> list[int]:
+            config = EvalConfig()
+            sampling = {"n": 1, "temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+            async with open_generator(config, proof) as generator:
+                return (await generator.generate(PROMPT, 1, sampling)).token_ids
+
+        return self.portal.start_task_soon(generate)  # type: ignore[no-any-return]
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
         async def wait() -> None:
@@ -191,8 +206,11 @@ def test_a_pinned_fleet_answers_as_an_engine_that_was_started_on_the_snapshot(
         assert [e.engine for e in proof.engines] == ["engine_0", "engine_1"]
         assert proof.pin_seconds < 30
     assert fleet.cold != before[0]
+    canary = proof.canary
     with fleet.pin("base", 2) as proof:
         assert [fleet.ask(proof) for _ in range(4)] == before
+        assert proof.canary not in (None, canary)
+        assert proof.unchanged_since is None
 
 
 def test_a_control_route_of_an_engine_needs_the_control_token_and_a_generation_the_key(
@@ -265,15 +283,35 @@ def test_a_killed_engine_comes_back_into_the_pin_that_it_left(fleet: RealFleet) 
         assert [fleet.ask(proof) for _ in range(4)] == [fleet.cold] * 4
 
 
+def test_an_engine_that_is_stopped_is_taken_for_hung_and_its_requests_are_answered_by_another(
+    fleet: RealFleet,
+) -> None:
+    with fleet.pin("whole", 6) as proof:
+        restarts = fleet.fired("engine_1", "restart")
+        victim = fleet.server(1)
+        tree = [victim.pid, *(child.pid for child in victim.children(recursive=True))]
+        asked = [fleet.ask_later(proof) for _ in range(6)]
+        with watching(tree) as watch:
+            for pid in tree:
+                os.kill(pid, signal.SIGSTOP)
+            asked += [fleet.ask_later(proof) for _ in range(6)]
+            assert [answer.result(120) for answer in asked] == [fleet.cold] * 12
+            fleet.until(lambda: fleet.fired("engine_1", "restart") == restarts + 1)
+            watch.assert_gone(1)
+        suspect = [r for r in fleet.records if (r.id, r.trigger) == ("engine_1", "suspect")][-1]
+        assert suspect.reason == "overdue"
+        fleet.until(lambda: fleet.supervisor._engines[1].state == "serving")
+
+
 def test_an_engine_that_keeps_old_weights_in_a_layer_is_found_out(fleet: RealFleet) -> None:
     engine = fleet.supervisor._engines[1]
     with pytest.raises(EngineFailure) as failure:
-        fleet.portal.call(engine.pin, fleet.snapshot("missing_layer", 6), 60)
+        fleet.portal.call(engine.pin, fleet.snapshot("missing_layer", 7), 60)
     assert failure.value.kind == "stale"
     assert failure.value.skip_reason == "pin_violation"
     assert "rank 0 kept old weights in" in failure.value.detail
     assert "model.layers.1." in failure.value.detail
-    fleet.until(lambda: fleet.fired("engine_1", "kill") == 2)
+    fleet.until(lambda: fleet.fired("engine_1", "kill") == 3)
 
 
 def test_nothing_is_left_of_a_fleet_that_was_shut_down(fleet: RealFleet) -> None:

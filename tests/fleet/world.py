@@ -7,7 +7,6 @@ They stand beside ``test_real_fleet.py``, which does the same with real ones. A 
 from __future__ import annotations
 
 import json
-import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from urllib.parse import unquote
 import anyio
 import httpx
 
+from tests.fleet.answers import Content, answer_of, read_content
 from vime.eval.contracts import Snapshot
 from vime.fsm.trace import Record
 
@@ -31,7 +31,8 @@ class Life:
     """What one life of a process does: it serves after ``start_s``, with ``faults`` by path.
 
     An engine that ``loads_nothing`` says that it did; one that ``keeps_cache`` says that it
-    cleared it; one that ``computes`` in another way than the others answers otherwise.
+    cleared it; one that ``computes`` in another way than the others answers otherwise; one that
+    ``labels`` names weights that it does not have; one that ``halves`` breaks answers off.
     """
 
     start_s: float = 0.0
@@ -42,16 +43,10 @@ class Life:
     ranks: int = 1
     loads_nothing: bool = False
     keeps_cache: bool = False
+    labels: str | None = None
+    halves: bool = False
     computes: str = "soundly"
     report: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Content:
-    """What lies in a snapshot's directory."""
-
-    digest: str
-    with_nan: list[str] = field(default_factory=list)
 
 
 async def hang(server: FakeServer) -> Answer:
@@ -212,7 +207,7 @@ class FakeServer:
 
     def _load(self, directory: str, expected: str, verify: str) -> httpx.Response:
         self.world.loads.append((self.name, directory))
-        content = self.world.contents.get(directory)
+        content = self.world.contents.get(directory) or read_content(Path(directory))
         if content is None:
             return httpx.Response(500, text="no such directory")
         if not self.life.loads_nothing:
@@ -230,10 +225,10 @@ class FakeServer:
         """Greedy tokens that the weights decide, as far as these are known."""
         count = body.get("sampling_params", {}).get("max_tokens", 1)
         self.num_tokens += count
-        key = f"{self._computed_with(body)} {body.get('token_ids')}"
-        dice = random.Random(f"{key} {self.life.computes}")
-        ids = [dice.randrange(250) for _ in range(count)]
-        logprobs = [-9999.0 if self.content.with_nan else -dice.uniform(1, 2) for _ in ids]
+        digest, prompt = self._computed_with(body), body.get("token_ids", [])
+        ids, logprobs = answer_of(digest, prompt, count, self.life.computes)
+        if self.content.with_nan:
+            logprobs = [-9999.0] * count
         entries = [
             {
                 "token_id": token,
@@ -248,9 +243,13 @@ class FakeServer:
         choice = {
             "token_ids": ids,
             "logprobs": {"content": entries},
-            "weight_versions": [{"version": self.version, "start": 0, "end": count}],
+            "weight_versions": [
+                {"version": self.life.labels or self.version, "start": 0, "end": count}
+            ],
             "finish_reason": "length",
         }
+        if self.life.halves:
+            _halve(choice)
         return {"choices": [choice]}
 
     def _computed_with(self, body: dict[str, Any]) -> str:
@@ -290,6 +289,15 @@ class FakeServer:
         return httpx.Response(503, text="no engine answers")
 
 
+def _halve(choice: dict[str, Any]) -> None:
+    """What an answer looks like that was broken off."""
+    half = len(choice["token_ids"]) // 2
+    choice["token_ids"] = choice["token_ids"][:half]
+    choice["logprobs"] = {"content": choice["logprobs"]["content"][:half]}
+    choice["weight_versions"][0]["end"] = half
+    choice["finish_reason"] = "abort"
+
+
 class World:
     """Everything outside the supervisor.
 
@@ -324,13 +332,18 @@ class World:
         return server
 
     def make_client(self, base_url: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=base_url, transport=self.transport(base_url))
+
+    def transport(self, base_url: str) -> httpx.MockTransport:
+        """The way to one server, and no other."""
+
         async def handle(request: httpx.Request) -> httpx.Response:
             server = self.server_at(base_url)
             if server.doubted:
                 self.wrongs.append(f"{server.name}: {request.url.path}")
             return await server.answer(request)
 
-        return httpx.AsyncClient(base_url=base_url, transport=httpx.MockTransport(handle))
+        return httpx.MockTransport(handle)
 
     def server_at(self, url: str) -> FakeServer:
         """The last process that was started there."""

@@ -29,7 +29,7 @@ class Verdict:
 
     Attributes:
         wrong: engine → why its answers are no proof; empty when all agree.
-        canary: the answers, those of the first engine; ``None`` when there are none.
+        canary: the answers, those of the first engine that is not wrong; ``None`` without one.
         unchanged_since: a version of other weights whose answers were exactly the same, if there
             was one.
     """
@@ -58,16 +58,15 @@ class Agreement:
             snapshot: what they have loaded.
             canaries: engine → its answers.
         """
-        if not canaries:
-            return Verdict({})
-        if wrong := outliers(canaries):
+        wrong = outliers(canaries) if canaries else {}
+        canary = next((c for name, c in canaries.items() if name not in wrong), None)
+        if canary is None:
             return Verdict(wrong)
-        canary = next(iter(canaries.values()))
         before = self._heard.pop(snapshot.digest, None)
         if before is not None and (differs := difference(before.canary, canary)) is not None:
             # One of the two was wrong. It is forgotten, so that the next pin decides anew.
             told = f"the same weights answered otherwise as {before.version}: {differs}"
-            return Verdict(dict.fromkeys(canaries, told))
+            return Verdict(dict.fromkeys(canaries, told) | wrong)
         unchanged = next(
             (
                 heard.version
@@ -79,7 +78,7 @@ class Agreement:
         self._heard[snapshot.digest] = _Heard(snapshot.weight_version, canary)
         if len(self._heard) > _MEMORY:
             self._heard.popitem(last=False)
-        return Verdict({}, canary, unchanged)
+        return Verdict(wrong, canary, unchanged)
 
 
 def outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
