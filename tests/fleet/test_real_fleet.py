@@ -230,6 +230,21 @@ def test_a_control_route_of_an_engine_needs_the_control_token_and_a_generation_t
             assert client.get("/v1/models", headers=own).status_code == 200
 
 
+def test_no_control_route_can_be_reached_through_the_router(fleet: RealFleet) -> None:
+    tokens = fleet.supervisor.tokens
+    with (
+        fleet.pin("whole", 8) as proof,
+        httpx.Client(base_url=proof.base_url, trust_env=False) as client,
+    ):
+        for token in (None, tokens.api_key, Tokens().control):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            for path in ("/pause", "/collective_rpc", "/weight_checker", "/update_weight_version"):
+                answer = client.post(path, headers=headers, json={"action": "reset"})
+                assert answer.status_code in (401, 403, 404, 405), (path, answer.text)
+        assert client.post("/inference/v1/generate", json={}).status_code == 401
+        assert [fleet.ask(proof) for _ in range(2)] == [fleet.cold] * 2
+
+
 def test_no_token_is_in_a_command_line_a_log_or_the_trace(fleet: RealFleet) -> None:
     tokens = fleet.supervisor.tokens
     texts = [path.read_text() for path in (fleet.root / "run" / "logs").iterdir()]

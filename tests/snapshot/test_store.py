@@ -19,7 +19,7 @@ from blockbuster import blockbuster_ctx
 from tests.snapshot.captures import CopiedCapture, Shop
 from tests.snapshots import make_model, make_tokenizer, write_checkpoint
 from vime.eval.contracts import Snapshot
-from vime.eval.snapshot.export import TransformersExporter, as_exporter
+from vime.eval.snapshot.export import CallableExporter, TransformersExporter, as_exporter
 from vime.eval.snapshot.handoff import Handoff
 from vime.eval.snapshot.manifest import FILE, Manifest
 from vime.eval.snapshot.verify import verify
@@ -198,6 +198,27 @@ async def test_a_full_disk_costs_its_point_and_leaves_nothing(
     assert "staging file system is full" in skip.detail
     assert f"--eval-hf-dir {shop.staging}" in skip.detail
     await make(shop, 6, checkpoints / "whole")
+
+
+async def test_an_export_that_cannot_fit_is_not_begun(
+    shop: Shop, capture: CopiedCapture, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shop.store.base is not None
+    needed = shop.store.base.num_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr("vime.eval.snapshot.staging.Staging.free_bytes", lambda _: needed - 1)
+        skip = await refused(shop, 5, capture)
+        assert skip.reason == "export_failed"
+        assert f"{needed - 1} bytes are free and a snapshot needs {needed}" in skip.detail
+        assert not capture.started.is_set(), "nothing was written"
+        draft = shop.store.begin(6)  # what the export has written by itself fits, as is seen
+        shutil.copytree(checkpoints / "whole", draft.directory, dirs_exist_ok=True)
+        await shop.store.seal(draft, CallableExporter(nothing).capture(6, draft.directory))
+    await make(shop, 7, checkpoints / "whole")
+
+
+def nothing(rollout_id: int, directory: Path) -> None:
+    """The test has written already."""
 
 
 @pytest.fixture

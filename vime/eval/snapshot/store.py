@@ -220,7 +220,10 @@ class SnapshotStore:
         """On a worker thread."""
         if self._janitor is not None:  # what is being removed still takes room
             self._janitor.settle(CLOSE_TIMEOUT_S)
-        return self._writer.publish(draft.rollout_id, draft.directory, capture, draft.handoff)
+        expected = 0 if self.base is None else self.base.num_bytes
+        return self._writer.publish(
+            draft.rollout_id, draft.directory, capture, draft.handoff, expected
+        )
 
     async def _verify_sealed(self, machine: TracedMachine, written: Written) -> Verified:
         version = written.manifest.weight_version

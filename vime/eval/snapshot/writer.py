@@ -75,8 +75,17 @@ class SnapshotWriter:
         self._is_protected = is_protected
         self._verify = verify
 
-    def publish(self, rollout_id: int, draft: Path, capture: Capture, handoff: Handoff) -> Written:
+    def publish(
+        self,
+        rollout_id: int,
+        draft: Path,
+        capture: Capture,
+        handoff: Handoff,
+        expected_bytes: int = 0,
+    ) -> Written:
         """Write, describe, flush and rename; ``capture`` is released on the way.
+
+        With less room than ``expected_bytes`` nothing is begun.
 
         Raises:
             AbandonedError: nobody waits any more.
@@ -88,7 +97,7 @@ class SnapshotWriter:
         final = self._staging.final(rollout_id)
         committed = False
         try:
-            written = self._write(rollout_id, draft, final, capture, handoff)
+            written = self._write(rollout_id, draft, final, capture, handoff, expected_bytes)
             self._retire(final)
             handoff.commit(lambda: draft.rename(final))
             committed = True
@@ -97,17 +106,24 @@ class SnapshotWriter:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise self._full() from error
+            raise self._full(expected_bytes) from error
         finally:
             if not committed:
                 self._remove(draft)
 
     def _write(
-        self, rollout_id: int, draft: Path, final: Path, capture: Capture, handoff: Handoff
+        self,
+        rollout_id: int,
+        draft: Path,
+        final: Path,
+        capture: Capture,
+        handoff: Handoff,
+        expected_bytes: int,
     ) -> Written:
         begun = time.monotonic()
         try:
             self._check_replaceable(final)
+            self._check_room(draft, expected_bytes)
             digests = capture.write(draft)
         finally:
             capture.release()
@@ -157,11 +173,17 @@ class SnapshotWriter:
             log.info("%s of the run %s is replaced", final, manifest.run_id)
             self._staging.remove(final)
 
-    def _full(self) -> OSError:
+    def _check_room(self, draft: Path, expected_bytes: int) -> None:
+        """What cannot fit is not begun; what the export has written already lies there."""
+        if self._staging.free_bytes() < expected_bytes and not any(draft.iterdir()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _full(self, expected_bytes: int) -> OSError:
         """A full disk, with the numbers that help."""
+        needs = f" and a snapshot needs {expected_bytes}" if expected_bytes else ""
         return OSError(
             errno.ENOSPC,
-            f"the staging file system is full: {self._staging.free_bytes()} bytes are free in "
-            f"--eval-hf-dir {self._staging.directory}; name a larger one, or lower "
+            f"the staging file system is full: {self._staging.free_bytes()} bytes are free{needs} "
+            f"in --eval-hf-dir {self._staging.directory}; name a larger one, or lower "
             "--eval-keep-snapshots or --eval-max-in-flight",
         )
