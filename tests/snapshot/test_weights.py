@@ -111,7 +111,9 @@ def test_a_pipe_or_directory_in_the_place_of_a_file_is_refused_at_once(tmp_path:
             read_weight_file(tmp_path / name)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_damage_to_a_header_escapes_as_another_error(
     data: st.DataObject, checkpoints: Path, tmp_path: Path

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from vime.eval.config import ConfigError, EvalConfig
-from vime.eval.contracts import Evaluator, Exporter, Tracker
+from vime.eval.contracts import Evaluator, Exporter
+from vime.eval.journal.directory import RunDirectory
+from vime.eval.journal.past import LeftPoint, Past
 from vime.eval.outcomes.tracking import JsonLinesTracker, Trackers, as_tracker
 from vime.eval.runner.runner import RunnerEvaluator
 from vime.eval.site import Site, ThisMachine, check_machine
@@ -45,6 +46,8 @@ class Parts:
     runner: ActorRef | None = None
     site: Site = field(default_factory=ThisMachine)
     prepared: anyio.Event = field(default_factory=anyio.Event)
+    directory: RunDirectory | None = None
+    past: Past | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -89,6 +92,8 @@ class Parts:
         if self.store is not None:
             self.store.close()
         self.trace.close()
+        if self.directory is not None:
+            self.directory.release()
 
 
 def assemble(
@@ -110,34 +115,46 @@ def assemble(
         check_machine(config, site)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or Path("runs") / run_id).absolute()
-    trace_path = _new_run_dir(run_dir)
-    trace = Trace(trace_path, run_id, outlive_disk=True)
-    sinks: list[Tracker] = [JsonLinesTracker(run_dir / "metrics.jsonl")]
+    directory = RunDirectory(run_dir, run_id, resume=config.resume)
+    # Whatever is in that file has been reported: it comes first, and once.
+    journal = JsonLinesTracker(directory.metrics_path)
     try:
-        sinks += [as_tracker(tracker, run_dir) for tracker in trackers]
+        sinks = [as_tracker(tracker, run_dir) for tracker in trackers if tracker != "jsonl"]
     except ValueError as error:
-        trace.close()
-        _forget(run_dir)
+        directory.trace.close()
+        directory.forget()
         raise ConfigError([str(error)]) from error
-    parts = Parts(config, run_dir, trace, Trackers(sinks), site=site)
+    reporters = Trackers(sinks, journal=journal)
+    parts = Parts(config, run_dir, directory.trace, reporters, site=site, directory=directory)
     try:
         if config.uses_snapshots:
             _add_snapshot_parts(parts, args, exporter)
     except (ValueError, OSError) as error:
         parts.trackers.close(config.dispose_timeout_s)
         parts.close()
-        _forget(run_dir)
+        directory.forget()
         raise error if isinstance(error, ConfigError) else ConfigError([str(error)]) from error
+    parts.past = _claimed(directory.past, parts)
     return parts
 
 
-def _forget(run_dir: Path) -> None:
-    """Take back the directory of a run that could not begin, as far as it holds nothing."""
-    trace_path = run_dir / "trace.jsonl"
-    with suppress(OSError):
-        if trace_path.stat().st_size == 0:
-            trace_path.unlink()
-        run_dir.rmdir()
+def _claimed(past: Past | None, parts: Parts) -> Past | None:
+    """What earlier runs left, with the reason for each point that cannot be evaluated any more."""
+    if past is None:
+        return None
+    left = [replace(point, loss=_loss(point, past.run_ids, parts)) for point in past.left]
+    return replace(past, left=left)
+
+
+def _loss(left: LeftPoint, run_ids: Sequence[str], parts: Parts) -> str | None:
+    hf_dir, cut_off = left.point.hf_dir, f"run {left.run_id} was cut off while it was {left.state}"
+    if parts.store is None:
+        return f"{cut_off}, and only a snapshot could be evaluated later"
+    if hf_dir is not None:
+        return None if hf_dir.is_dir() else f"{cut_off}, and {hf_dir} is not there any more"
+    if parts.store.claim(left.point.rollout_id, run_ids):
+        return None
+    return f"{cut_off}, and there is no whole snapshot of it in {parts.config.hf_dir}"
 
 
 def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
@@ -151,23 +168,6 @@ def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
             ["shared_eval=None: without --eval-num-gpus and without a CheckpointEvalFn, pass "
              "shared_eval(rollout_id), the blocking evaluation on the rollout engines"]
         )  # fmt: skip
-
-
-def _new_run_dir(run_dir: Path) -> Path:
-    """Make the run's directory; returns the trace's path, where there must be none yet."""
-    trace_path = run_dir / "trace.jsonl"
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError([f"--eval-run-dir {run_dir}: expected a directory, and it is a file"])
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(trace_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        raise ConfigError(
-            [f"--eval-run-dir {run_dir}: another run wrote there already; name a new directory"]
-        ) from None
-    except OSError as error:
-        raise ConfigError([f"--eval-run-dir {run_dir}: {error.strerror}"]) from None
-    return trace_path
 
 
 def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -> None:

@@ -29,9 +29,18 @@ from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
 from vime.eval.dispatch.actor import DispatchActor
 from vime.eval.dispatch.call_checks import check_step, checked_point
 from vime.eval.dispatch.handle import EvalHandle
-from vime.eval.dispatch.messages import Admit, Admitted, Captured, Drain, Launch, Settle
-from vime.eval.dispatch.point_life import point_id
+from vime.eval.dispatch.messages import (
+    Admit,
+    Admitted,
+    Captured,
+    Drain,
+    Launch,
+    Settle,
+    TakeUp,
+)
+from vime.eval.dispatch.point_life import life_id, point_id
 from vime.eval.dispatch.shared import shared_output
+from vime.eval.journal.past import Past
 from vime.eval.site import Site
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -67,8 +76,13 @@ class EvalDispatcher:
         self._parts = parts
         self._shared_eval = shared_eval
         self._calling = threading.Lock()
-        self._outcomes: list[Outcome] = []
-        self._dispatched: set[str] = set()
+        past = parts.past or Past()
+        self._outcomes: list[Outcome] = list(past.outcomes)
+        self._dispatched = {life_id(o) for o in past.outcomes} | {
+            point_id(left.point) for left in past.left
+        }
+        for outcome in past.unreported:
+            parts.trackers.log(outcome)
         self._told: Future[None] | None = None
         self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +146,10 @@ class EvalDispatcher:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes that have been reported, in the order of their arrival."""
+        """The outcomes that have been reported, in the order of their arrival.
+
+        Those of the runs that this one continues come first.
+        """
         return list(self._outcomes)
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
@@ -172,7 +189,8 @@ class EvalDispatcher:
         With shared engines it blocks for the whole evaluation.
 
         Args:
-            rollout_id: the training step; each is dispatched once.
+            rollout_id: the training step; each is dispatched once. One that a run was asked for
+                which this one continues has its outcome, or is on its way to it, as it was then.
             hf_dir: an existing checkpoint to evaluate instead of the present weights (the
                 pre-training baseline); it is never deleted.
             force: never drop it: for the last point of a run.
@@ -194,7 +212,7 @@ class EvalDispatcher:
             admission = self._post(self._ref.ask(Admit(point)))
             admitted: Admitted = self._await(admission)
             self._dispatched.add(admitted.life.id)
-            if admitted.life.outcome.done():
+            if admitted.is_earlier or admitted.life.outcome.done():
                 pass
             elif self._parts.store is None:
                 self._run_shared(admitted, started)
@@ -390,6 +408,8 @@ class EvalDispatcher:
             )
             async with LocalActor(self._actor, name="dispatcher") as ref:
                 self._ref = ref
+                if self._parts.past is not None:
+                    await ref.tell(TakeUp(self._parts.past.outcomes, self._parts.past.left))
                 self._started.set_result(None)
                 await self._stop.wait()
             points.cancel_scope.cancel()

@@ -34,6 +34,8 @@ class DiskRule(Rule):
         on_disk = self._on_disk.setdefault(run, {})
         if record.dest in SNAPSHOT.terminal:
             on_disk.pop(record.id, None)
+        elif record.trigger == "inherit":
+            on_disk[record.id] = record
         elif record.trigger == "write":
             on_disk[record.id] = record
             keep = self._keep.get(run)

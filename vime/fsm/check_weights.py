@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vime.fsm.check_rule import Context, Rule, Run, Violation, run_of
 from vime.fsm.lives import Key, key_of
 from vime.fsm.record import Record
-from vime.fsm.tables import POINT, SNAPSHOT
+from vime.fsm.tables import NEW, POINT, SNAPSHOT
 from vime.fsm.text import clean, count
 
 
@@ -175,8 +175,8 @@ class LeaseRule(Rule):
         leased = self.snapshots.get(key)
         if leased is None:
             leased = self.snapshots[key] = _Leased(record, record.trigger != "adopt")
-        if record.trigger in ("write", "adopt"):
-            leased.owned = record.trigger == "write"
+        if record.source == NEW:
+            leased.owned = record.trigger != "adopt"
         leased.last = record
         if record.trigger == "lease":
             leased.readers.append(record)

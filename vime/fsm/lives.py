@@ -76,6 +76,7 @@ class Life:
         entered_ns: since when.
         first_seq, last_seq: its first and last record.
         spans: the states that it has left, in order; ``new`` is not among them.
+        cut: its run was cut off, and a later one has gone on without it.
         num_rejected: how many illegal triggers it refused.
         reason: the last one given.
         detail: that of the last transition.
@@ -89,6 +90,7 @@ class Life:
     first_seq: int
     last_seq: int
     spans: list[Span] = field(default_factory=list)
+    cut: bool = False
     num_rejected: int = 0
     reason: str | None = None
     detail: dict[str, Any] = field(default_factory=dict)
@@ -116,9 +118,9 @@ class Life:
         return self.spans[0].start_ns if self.spans else self.entered_ns
 
     def all_spans(self, now_ns: int) -> Iterator[Span]:
-        """The spans, and the present state up to ``now_ns`` unless it is terminal."""
+        """The spans, and the present state up to ``now_ns`` unless it is terminal or cut off."""
         yield from self.spans
-        if not self.finished and self.state != NEW:
+        if not self.finished and not self.cut and self.state != NEW:
             yield Span(self.state, self.entered_ns, max(now_ns, self.entered_ns))
 
     def dwell_ns(self, state: str, now_ns: int) -> int | None:
@@ -146,9 +148,25 @@ class Life:
         self.state, self.entered_ns = intern(record.dest), now_ns
         return ended
 
+    def cut_off(self, end_ns: int) -> None:
+        """Its run is no more: it stays where it was, and its present stay ended then."""
+        self.cut = True
+        if self.state != NEW:
+            self.spans.append(Span(self.state, self.entered_ns, max(end_ns, self.entered_ns)))
+
+    def follow(self, earlier: Life) -> None:
+        """Be the same thing's next life, in the run that continues the one of ``earlier``."""
+        self.spans[:0] = earlier.spans
+        self.first_seq = earlier.first_seq
+        self.num_rejected += earlier.num_rejected
+        self.weight_version = earlier.weight_version
+
 
 class Lives:
     """The lives of a trace, by machine.
+
+    A run of a node that follows another one in the same trace continues it. What that one had
+    under way is cut off, and what is taken up again is one life with what it was before.
 
     Args:
         last: keep only so many of the finished lives of each kind, the latest.
@@ -171,6 +189,9 @@ class Lives:
         self._earlier: list[Life] = []
         self._finished: dict[str, dict[Key, Life]] = {}
         self._last = last
+        self._latest: dict[str, str] = {}
+        self._last_ns: dict[str, int] = {}
+        self._cut: dict[tuple[str, str, str], Life] = {}
 
     def pass_by(self, record: Record) -> int:
         """Note only when a record was written; returns it."""
@@ -178,7 +199,19 @@ class Lives:
         self.now_ns = max(self.now_ns, now_ns)
         self.num_records += 1
         self.runs.setdefault(record.run_id)
+        if self._latest.get(record.node) != record.run_id:
+            self._cut_off(record.node)
+            self._latest[record.node] = record.run_id
+        self._last_ns[record.node] = now_ns
         return now_ns
+
+    def _cut_off(self, node: str) -> None:
+        """Another run of the node begins: no more is heard of what the one before had."""
+        for key, life in list(self._lives.items()):
+            if key[1] == node and not life.finished:
+                life.cut_off(self._last_ns[node])
+                self._cut[key[1:]] = life
+                del self._lives[key]
 
     def add(self, record: Record) -> tuple[Life, Span | None]:
         """Take in one record; whose life it is, and the span that it ended."""
@@ -190,6 +223,9 @@ class Lives:
                 self._earlier.append(life)
             life = Life(key, record.attempt, intern(record.source), now_ns, record.seq, record.seq)
             self._lives[key] = life
+            earlier = self._cut.pop(key[1:], None)
+            if earlier is not None:
+                life.follow(earlier)
         return life, life.take(record, now_ns)
 
     def forget(self, life: Life) -> None:
@@ -217,7 +253,7 @@ class Lives:
     def of(self, machine: str) -> list[Life]:
         """The lives of one kind of machine, in the order of their beginnings."""
         finished = self._finished.get(machine, {})
-        lives = [*self._earlier, *finished.values(), *self._lives.values()]
+        lives = [*self._earlier, *self._cut.values(), *finished.values(), *self._lives.values()]
         return sorted(
             (life for life in lives if life.machine == machine),
             key=lambda life: (life.start_ns, life.first_seq),

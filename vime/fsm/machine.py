@@ -81,6 +81,11 @@ class TracedMachine:
         """Whether the state is terminal."""
         return self.state in self.table.terminal
 
+    def restore(self, state: str) -> None:
+        """Take over, without a record, the state that an earlier run's trace tells of."""
+        assert state in self.table.states, "the trace was read by these tables"
+        self._model.state = state
+
     def can(self, trigger: str) -> bool:
         """Whether ``trigger`` is legal in the present state."""
         return self.table.dest(self.state, trigger) is not None

@@ -27,6 +27,7 @@ _SENTENCES = {
     ("engine", "stop"): "engine {id} was stopped",
     ("snapshot", "write"): "the writing of snapshot {id} began",
     ("snapshot", "adopt"): "snapshot {id} was taken as it is",
+    ("snapshot", "inherit"): "snapshot {id} was found whole, as the run that died had left it",
     ("snapshot", "seal"): "snapshot {id} was complete",
     ("snapshot", "abandon"): "the writing of snapshot {id} was given up",
     ("snapshot", "verify"): "snapshot {id} was verified",
@@ -41,7 +42,10 @@ _SENTENCES = {
 def sentence(record: Record) -> str:
     """What happened, and why as far as the record itself says it."""
     name = clean(record.id, 80)
-    if record.rejected:
+    taken_up = taken_up_from(record)
+    if taken_up is not None:
+        text = f"point {name} was taken up again, which run {clean(taken_up, 80)} had left"
+    elif record.rejected:
         text = f"{clean(record.machine, 20)} {name} refused {clean(record.trigger, 40)!r}, "
         text += f"which is illegal when {clean(record.source, 40)}"
     elif (record.machine, record.trigger) in _SENTENCES:
@@ -52,6 +56,13 @@ def sentence(record: Record) -> str:
         text = f"{clean(record.machine, 20)} {name} went from {clean(record.source, 40)} "
         text += f"to {clean(record.dest, 40)} by {clean(record.trigger, 40)!r}"
     return ": ".join(part for part in (text, *_facts(record)) if part)
+
+
+def taken_up_from(record: Record) -> str | None:
+    """The run that had left the point, if ``record`` says that a later one goes on with it."""
+    told = record.detail.get("taken_up") if record.detail else None
+    run_id = told.get("run_id") if isinstance(told, dict) else None
+    return run_id if isinstance(run_id, str) and record.trigger == "dispatch" else None
 
 
 def _facts(record: Record) -> tuple[str, str]:

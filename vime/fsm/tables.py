@@ -144,8 +144,8 @@ SNAPSHOT = _table(
     "snapshot",
     {
         NEW: (
-            "nothing on disk, or somebody else's directory",
-            {"write": "writing", "adopt": "whole"},
+            "nothing on disk, or a directory of somebody else's or of a run that died",
+            {"write": "writing", "adopt": "whole", "inherit": "whole"},
         ),
         "writing": (
             "being written beside its final name",

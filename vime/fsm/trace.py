@@ -27,9 +27,12 @@ from vime.fsm.tables import table_hash
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
+__all__ = ["CONTINUES", "FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
 
 Listener = Callable[[Record], None]
+
+CONTINUES = "continues"
+"""In the detail of a resumed run's first record: the run that it continues."""
 
 
 class _JournalFile(FileIO):
@@ -89,6 +92,7 @@ class Trace:
         node: see :class:`Record`.
         first_seq: the first ``seq`` to give; above 0 when an older trace is continued
             (:func:`vime.fsm.read.next_seq` says which).
+        continues: the run whose trace is continued; the detail of the first record names it.
         mono_ns, wall_ns: the clocks; tests on virtual time bring their own.
         outlive_disk: go on when a record cannot be written (a full disk, say): it is lost,
             which the log says once and the gap in ``seq`` for ever. Nothing that runs beside
@@ -105,6 +109,7 @@ class Trace:
         node: str = "driver",
         *,
         first_seq: int = 0,
+        continues: str | None = None,
         mono_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
         outlive_disk: bool = False,
@@ -113,6 +118,7 @@ class Trace:
         self.run_id = run_id
         self.node = node
         self._next_seq = first_seq
+        self._continues = continues
         self._mono_ns = mono_ns
         self._wall_ns = wall_ns
         self._outlive_disk = outlive_disk
@@ -155,6 +161,8 @@ class Trace:
             ValueError: the trace is closed.
         """
         with self._lock:
+            if self._continues is not None:
+                detail = {**(detail or {}), CONTINUES: self._continues}
             record = Record(
                 SCHEMA,
                 self._hash,
@@ -183,6 +191,7 @@ class Trace:
                     raise
                 self._lose(record, error)
             self._next_seq += 1
+            self._continues = None
         for listener in self._listeners:
             _tell(listener, record)
         return record

@@ -128,6 +128,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-drain-timeout", 7200.0, "Seconds that drain() waits for the pending points; those left are skipped as cancelled.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-dispose-timeout", 30.0, "Seconds that closing may take before what is left is killed.", float, group=_WAIT, minimum=0.001),
     Flag("--eval-run-dir", None, "Where trace, metrics, samples and logs go (default: runs/<timestamp>).", group=_WHAT),
+    Flag("--eval-resume", False, "Go on with the run whose trace is in --eval-run-dir: what it has scored stays, and points that it left pending are evaluated if their snapshot is whole. With no run there, begin one.", bool, group=_WHAT),
     Flag("--eval-vllm-max-model-len", None, "Context length of the eval engines in tokens.", int, group=_WHERE, minimum=1),
     Flag("--eval-vllm-dtype", None, "dtype of the eval engines, as vLLM names it.", group=_WHERE),
     Flag("--eval-vllm-gpu-memory-utilization", None, "Share of each GPU's memory that an eval engine may use.", float, group=_WHERE, minimum=0.01),

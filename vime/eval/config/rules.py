@@ -131,6 +131,17 @@ def _overlap(one: Path, other: Path) -> bool:
     return one == other or one in other.parents or other in one.parents
 
 
+def run_problems(args: argparse.Namespace) -> list[str]:
+    """What is wrong with where the run's evidence goes."""
+    get = value_of(args)
+    if get("eval_resume") and not get("eval_run_dir"):
+        return [
+            f"--eval-resume: {_missing(args, 'eval_run_dir')}: the directory of the run to go on "
+            "with"
+        ]
+    return []
+
+
 def data_problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the eval sets and their settings."""
     get = value_of(args)

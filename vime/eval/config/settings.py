@@ -59,6 +59,7 @@ class EvalConfig:
     hf_checkpoint: Path | None = None
     ci_test: bool = False
     run_dir: Path | None = None
+    resume: bool = False
     vllm: dict[str, Any] = field(default_factory=dict)
     uses_snapshots: bool = False
 

@@ -12,6 +12,7 @@ from vime.eval.config.rules import (
     data_problems,
     fleet_problems,
     names_checkpoint_fn,
+    run_problems,
     snapshot_problems,
 )
 
@@ -28,7 +29,8 @@ def validate_eval_args(args: argparse.Namespace) -> None:
     problems = _file_problems(args)
     wrong = _value_problems(args)
     sound = _without(args, wrong)
-    found = [*fleet_problems(sound), *snapshot_problems(sound), *data_problems(sound)]
+    rules = (fleet_problems, snapshot_problems, data_problems, run_problems)
+    found = [problem for rule in rules for problem in rule(sound)]
     # A rule that speaks of a flag whose value is wrong has to wait until that is mended.
     names = [BY_DEST[dest].name for dest in wrong]
     problems += [*wrong.values(), *(p for p in found if not any(n in p for n in names))]

@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -50,40 +49,23 @@ from vime.eval.contracts import (
 )
 from vime.eval.dispatch import causes
 from vime.eval.dispatch.deadlines import GRACE_S, recorded_limits, skip_after
-from vime.eval.dispatch.messages import Admit, Admitted, Captured, Drain, Launch, Settle
+from vime.eval.dispatch.messages import (
+    Admit,
+    Admitted,
+    Captured,
+    Drain,
+    Launch,
+    Settle,
+    TakeUp,
+)
 from vime.eval.dispatch.overflow import oldest_waiting
 from vime.eval.dispatch.point_life import PointLife, point_id, with_canary
+from vime.eval.dispatch.store import Store
+from vime.eval.journal.past import LeftPoint
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
 log = logging.getLogger("vime")
-
-
-class Draft(Protocol):
-    """A snapshot that is being written."""
-
-    @property
-    def directory(self) -> Path:
-        """Where the exporter writes it."""
-
-
-class Store(Protocol):
-    """What the dispatcher asks of :class:`vime.eval.snapshot.store.SnapshotStore`."""
-
-    def begin(self, rollout_id: int, cause_seq: int | None = None) -> Any:
-        """Make an empty draft directory."""
-
-    async def seal(self, draft: Any, capture: Capture) -> Snapshot:
-        """Write, digest, verify and rename it into place."""
-
-    def discard(self, draft: Any, reason: str) -> None:
-        """Remove the draft of a capture that failed."""
-
-    async def adopt(self, rollout_id: int, hf_dir: Path) -> Snapshot:
-        """Verify a directory that is not vime's."""
-
-    def lease(self, snapshot: Snapshot) -> AbstractContextManager[Any]:
-        """Keep the snapshot on disk for as long as the context is open."""
 
 
 class DispatchActor(Actor):
@@ -126,6 +108,7 @@ class DispatchActor(Actor):
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._superseded: dict[str, EvalSkip] = {}
         self._known: set[str] = set()
+        self._earlier: dict[str, PointLife] = {}
         self._slot_freed = anyio.Event()
         # Evaluators that pin by themselves are asked one point at a time, as a fleet is.
         self._turn = anyio.Lock()
@@ -142,6 +125,8 @@ class DispatchActor(Actor):
                 self._take_over(point, result, stall_s)
             case Settle(admitted, result, stall_s):
                 self._settle_for_caller(admitted, result, stall_s)
+            case TakeUp(outcomes, left):
+                await self._take_up(outcomes, left)
             case Drain(timeout_s):
                 await self._drain(timeout_s)
             case _:
@@ -150,28 +135,35 @@ class DispatchActor(Actor):
 
     # -- admission -----------------------------------------------------------------------
 
+    async def _take_up(self, outcomes: Sequence[Outcome], left: Sequence[LeftPoint]) -> None:
+        """Know what earlier runs were asked for, and lead what they left to its end."""
+        for outcome in outcomes:
+            ended = PointLife.ended(outcome, self._trace)
+            self._earlier[ended.id] = ended
+        lives = [(PointLife(p.point, self._trace, p.attempt), p) for p in left]
+        self._earlier |= {life.id: life for life, _ in lives}
+        for life, point in lives:
+            self._dispatch(life, point)
+            if point.loss is not None:
+                self._settle(life, life.skip("crashed", point.loss, self.training_step))
+                continue
+            while len(self._pending) >= self._config.max_in_flight:  # it was higher in those days
+                await self._slot_freed.wait()
+            life.export_started_at = anyio.current_time()
+            admitted = self._pending[life.id] = Admitted(life)
+            self._launch(admitted, None, 0.0)
+
     async def _admit(self, point: EvalPoint) -> Admitted:
         life = PointLife(point, self._trace)
+        earlier = self._earlier.pop(life.id, None)
+        if earlier is not None:
+            self._known.add(life.id)
+            return Admitted(earlier, is_earlier=True)
         if life.id in self._known:
             raise ValueError(f"rollout_id {point.rollout_id} was dispatched already: each is once")
         self._known.add(life.id)
         self.training_step = max(self.training_step, point.rollout_id)
-        life.machine.fire(
-            "dispatch",
-            detail={
-                "force": point.force,
-                "hf_dir": None if point.hf_dir is None else str(point.hf_dir),
-                "policy": self._config.overflow_policy,
-                "max_in_flight": self._config.max_in_flight,
-                "pending": len(self._pending),
-                **recorded_limits(
-                    self._config,
-                    force=point.force,
-                    shared=self._store is None,
-                    with_fleet=self._fleet is not None,
-                ),
-            },
-        )
+        self._dispatch(life)
         refusal: EvalSkip | None = EvalSkip("cancelled", causes.NO_SLOT)
         try:
             refusal = await self._window(life)
@@ -184,6 +176,28 @@ class DispatchActor(Actor):
         if life.outcome.done():
             del self._pending[life.id]
         return admitted
+
+    def _dispatch(self, life: PointLife, left: LeftPoint | None = None) -> None:
+        """Write the record that a point is there, for the first time or as it was ``left``."""
+        point = life.point
+        detail = {
+            "force": point.force,
+            "hf_dir": None if point.hf_dir is None else str(point.hf_dir),
+            "policy": self._config.overflow_policy,
+            "max_in_flight": self._config.max_in_flight,
+            "pending": len(self._pending),
+            **recorded_limits(
+                self._config,
+                force=point.force,
+                shared=self._store is None,
+                with_fleet=self._fleet is not None,
+            ),
+        }
+        if left is None:
+            life.machine.fire("dispatch", detail=detail)
+        else:
+            detail["taken_up"] = {"run_id": left.run_id, "state": left.state, "loss": left.loss}
+            life.machine.fire("dispatch", detail=detail, cause_seq=left.last_seq)
 
     async def _window(self, life: PointLife) -> EvalSkip | None:
         """Wait for a free slot, as the policy says; the reason when there will be none."""
@@ -277,7 +291,8 @@ class DispatchActor(Actor):
                 assert self._store is not None
                 with self._store.lease(snapshot):
                     output = await self._evaluate(life, snapshot)
-                outcome = life.finish(output, self.training_step)
+                    # Before the snapshot may go: whoever is killed here has one of the two.
+                    outcome = life.finish(output, self.training_step)
         except EvalSkip as skip:
             outcome = life.skip(skip.reason, skip.detail, self.training_step, skip.cause_seq)
         except Exception:  # whatever a collaborator raises costs its own point, and no other
@@ -298,7 +313,8 @@ class DispatchActor(Actor):
         with skip_after(left_s, "timeout_export", causes.EXPORT):
             if life.point.hf_dir is not None:
                 return await store.adopt(life.point.rollout_id, life.point.hf_dir)
-            assert capture is not None
+            if capture is None:  # there is a snapshot already: an earlier run made it
+                return await store.inherit(life.point.rollout_id)
             snapshot = await store.seal(admitted.draft, capture)
         life.export_s = anyio.current_time() - life.export_started_at
         return snapshot

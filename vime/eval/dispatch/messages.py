@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vime.eval.contracts import Capture, EvalOutput, EvalPoint
+from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
 from vime.eval.dispatch.point_life import PointLife
+from vime.eval.journal.past import LeftPoint
 from vime.rollout.checkpoint_eval import EvalSkip
 
 
@@ -19,10 +21,14 @@ class Admit:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The reply: the point's life, settled already when it was dropped, and its draft."""
+    """The reply: the point's life, settled already when it was dropped, and its draft.
+
+    ``is_earlier``: an earlier run was asked for it; nothing is left for the caller to do.
+    """
 
     life: PointLife
     draft: Any | None = None
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,19 @@ class Settle:
     admitted: Admitted
     result: EvalOutput | EvalSkip
     stall_s: float
+
+
+@dataclass(frozen=True)
+class TakeUp:
+    """Go on with what earlier runs left: before the first :class:`Admit`.
+
+    Attributes:
+        outcomes: of the points that have ended; nothing is done about them any more.
+        left: the points that have no end; each is led to one.
+    """
+
+    outcomes: Sequence[Outcome]
+    left: Sequence[LeftPoint]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,11 +24,13 @@ class PointLife:
     Args:
         point: what was dispatched.
         trace: where its transitions are written.
+        attempt: above 0 when earlier runs have left it.
     """
 
-    def __init__(self, point: EvalPoint, trace: Trace) -> None:
+    def __init__(self, point: EvalPoint, trace: Trace, attempt: int = 0) -> None:
         self.point = point
         self.machine = TracedMachine(POINT, point_id(point), trace)
+        self.machine.attempt = attempt
         self.dispatched_at = anyio.current_time()
         self.export_started_at = self.dispatched_at
         self.weight_version: str | None = None
@@ -58,6 +61,16 @@ class PointLife:
                 "eval/transfer_seconds": proof.transfer_seconds,
                 "eval/transfer_bytes": float(proof.transfer_bytes),
             }
+
+    @classmethod
+    def ended(cls, outcome: Outcome, trace: Trace) -> PointLife:
+        """A point that had its outcome in an earlier run; nothing is written."""
+        hf_dir = None if outcome.hf_dir is None else Path(outcome.hf_dir)
+        life = cls(EvalPoint(outcome.rollout_id, hf_dir), trace)
+        life.machine.restore(outcome.state)
+        life.settled.set()
+        life.outcome.set_result(outcome)
+        return life
 
     def finish(self, output: EvalOutput, training_step: int) -> Outcome:
         """Settle the point as done; the record is written before anybody hears of it."""
@@ -136,6 +149,11 @@ def with_canary(output: EvalOutput, proof: PinProof) -> EvalOutput:
     }
     facts = {"canary": proof.canary, "unchanged_since": proof.unchanged_since}
     return replace(output, metrics=output.metrics | numbers, detail=output.detail | facts)
+
+
+def life_id(outcome: Outcome) -> str:
+    """The trace's name of the point that an outcome is of."""
+    return str(outcome.rollout_id) if outcome.hf_dir is None else f"hf:{outcome.rollout_id}"
 
 
 def _record_detail(outcome: Outcome, output: EvalOutput | None) -> dict[str, Any]:

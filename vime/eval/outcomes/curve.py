@@ -50,7 +50,7 @@ def draw_curve(path: Path, run_dir: Path, summary: Mapping[str, Any]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lanes = _lanes(run_dir, summary["run_id"])[-_MAX_LANES:]
+    lanes = _lanes(run_dir)[-_MAX_LANES:]
     with mpl.rc_context(_STYLE):
         height = 3.4 + (0.9 + 0.22 * len(lanes) if lanes else 0.0)
         figure = Figure(figsize=(9.0, height), dpi=160, layout="constrained")
@@ -107,13 +107,12 @@ def _draw_given(axes: Any, name: str, points: list[dict[str, Any]], colour: str)
     axes.plot(steps, values, linestyle="none", marker="D", color=colour, **style)
 
 
-def _lanes(run_dir: Path, run_id: str) -> list[Life]:
-    """The lives of the run's points, in the order of their dispatch."""
+def _lanes(run_dir: Path) -> list[Life]:
+    """The lives of the points, those of the runs that were continued too, by their dispatch."""
     try:
-        records = [record for record in read_trace(run_dir) if record.run_id == run_id]
+        return lives_of(read_trace(run_dir), machines=("point",)).of("point")
     except TraceUnreadableError:
         return []
-    return lives_of(records).of("point")
 
 
 def _draw_lanes(axes: Any, lanes: list[Life], summary: Mapping[str, Any]) -> None:

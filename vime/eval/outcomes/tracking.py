@@ -68,11 +68,20 @@ def as_tracker(obj: Any, run_dir: Path | None = None) -> Tracker:
 
 
 class _Lane:
-    """One tracker on a daemon thread of its own, with a queue in front of it."""
+    """One tracker on a daemon thread of its own, with a queue in front of it.
 
-    def __init__(self, tracker: Tracker, index: int) -> None:
+    Args:
+        tracker: the tracker.
+        name: of it, in messages.
+        then: told of each outcome that the tracker has taken, or failed at.
+    """
+
+    def __init__(
+        self, tracker: Tracker, name: str, then: Callable[[Outcome], None] | None = None
+    ) -> None:
         self.tracker = tracker
-        self.name = f"{type(tracker).__name__}[{index}]"
+        self.name = f"{type(tracker).__name__}[{name}]"
+        self._then = then
         self.failures = 0
         self._queue: queue.SimpleQueue[Outcome | threading.Event | None] = queue.SimpleQueue()
         self._pending = 0
@@ -123,6 +132,8 @@ class _Lane:
             self._busy_since = time.monotonic()
             self._call(lambda item=item: self.tracker.log(item), f"step {item.rollout_id}")  # type: ignore[misc]
             self._busy_since = None
+            if self._then is not None:
+                self._then(item)
             with self._lock:
                 self._pending -= 1
         self._call(self.tracker.close, "closing")
@@ -152,10 +163,13 @@ class Trackers:
 
     Args:
         trackers: may be empty.
+        journal: takes each outcome before any of the others hears of it, so that what it has is
+            all that they may have, however suddenly the run ends.
     """
 
-    def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
-        self._lanes = [_Lane(tracker, index) for index, tracker in enumerate(trackers)]
+    def __init__(self, trackers: Iterable[Tracker] = (), journal: Tracker | None = None) -> None:
+        self._lanes = [_Lane(tracker, str(index)) for index, tracker in enumerate(trackers)]
+        self._journal = None if journal is None else _Lane(journal, "journal", self._put)
         self._closed = False
 
     def log(self, outcome: Outcome) -> None:
@@ -166,6 +180,12 @@ class Trackers:
         """
         if self._closed:
             raise RuntimeError(f"outcome of step {outcome.rollout_id} came after Trackers.close()")
+        if self._journal is not None:
+            self._journal.put(outcome)
+        else:
+            self._put(outcome)
+
+    def _put(self, outcome: Outcome) -> None:
         for lane in self._lanes:
             lane.put(outcome)
 
@@ -179,9 +199,11 @@ class Trackers:
             Whether all were in time; those that were not are logged by name.
         """
         deadline = time.monotonic() + timeout
-        marks = [(lane, lane.mark()) for lane in self._lanes if lane.thread.is_alive()]
         late = [
-            lane for lane, mark in marks if not mark.wait(max(deadline - time.monotonic(), 0.0))
+            lane
+            for lanes in self._in_order()
+            for lane, mark in [(lane, lane.mark()) for lane in lanes if lane.thread.is_alive()]
+            if not mark.wait(max(deadline - time.monotonic(), 0.0))
         ]
         for lane in late:
             log.warning(
@@ -203,9 +225,17 @@ class Trackers:
             return
         self._closed = True
         deadline = time.monotonic() + timeout
-        for lane in self._lanes:
+        for lanes in self._in_order():
+            self._end(lanes, deadline, timeout)
+
+    def _in_order(self) -> list[list[_Lane]]:
+        """The journal, from which the others have what they hear, and then the others."""
+        return [self._lanes] if self._journal is None else [[self._journal], self._lanes]
+
+    def _end(self, lanes: list[_Lane], deadline: float, timeout: float) -> None:
+        for lane in lanes:
             lane.stop()
-        for lane in self._lanes:
+        for lane in lanes:
             lane.thread.join(max(deadline - time.monotonic(), 0.0))
             if lane.thread.is_alive():
                 log.warning(

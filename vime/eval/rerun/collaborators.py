@@ -98,6 +98,11 @@ class RecordedStore:
         snapshot: Snapshot = await self._answers.of(Act.SNAPSHOT, f"hf:{rollout_id}").get()
         return snapshot
 
+    async def inherit(self, rollout_id: int) -> Snapshot:
+        """Wait for the recorded answer."""
+        snapshot: Snapshot = await self._answers.of(Act.SNAPSHOT, str(rollout_id)).get()
+        return snapshot
+
     @contextmanager
     def lease(self, snapshot: Snapshot) -> Iterator[None]:
         """Lend it, or fail as recorded."""

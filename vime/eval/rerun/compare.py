@@ -9,6 +9,7 @@ from typing import Any
 from vime.eval.dispatch import causes
 from vime.fsm.record import Record
 from vime.fsm.replay import Divergence
+from vime.fsm.trace import CONTINUES
 
 _FIELDS = ("trigger", "source", "dest", "rejected", "reason", "weight_version")
 
@@ -63,6 +64,8 @@ def _details(ours: Any, theirs: Any, path: str = "detail") -> Iterator[tuple[str
     """The leaves of what was recorded, beside ours; an older record may have fewer."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name, value in theirs.items():
+            if (path, name) == ("detail", CONTINUES):  # said by the trace, not by the dispatcher
+                continue
             yield from _details(ours.get(name), value, f"{path}.{name}")
     else:
         yield path, ours, theirs

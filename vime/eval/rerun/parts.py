@@ -8,6 +8,7 @@ from typing import Any
 
 from vime.eval.contracts import EngineProof, EvalOutput, EvalPoint, PinProof, Snapshot
 from vime.eval.dispatch.point_life import point_id
+from vime.eval.journal.past import LeftPoint
 from vime.fsm.record import Record
 from vime.fsm.tables import POINT
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -36,6 +37,23 @@ class Part:
     version: str = ""
     begin_error: OSError | None = None
     lease_error: Exception | None = None
+
+    @property
+    def left(self) -> LeftPoint | None:
+        """What an earlier run had left of it; ``None`` when a caller dispatched it."""
+        record = self.records[0]
+        told = (record.detail or {}).get("taken_up")
+        if not isinstance(told, dict) or record.cause_seq is None:
+            return None
+        loss = told.get("loss")
+        return LeftPoint(
+            self.point,
+            str(told.get("state")),
+            str(told.get("run_id")),
+            record.cause_seq,
+            record.attempt,
+            None if loss is None else str(loss),
+        )
 
     @property
     def end(self) -> Record | None:

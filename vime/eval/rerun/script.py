@@ -26,6 +26,7 @@ from vime.fsm.tables import POINT
 class Act(Enum):
     """What a cue asks for."""
 
+    TAKE_UP = "the run begins with what an earlier one has left"
     ADMIT = "the caller dispatches"
     INTERRUPT = "the caller gives up waiting"
     LAUNCH = "the caller hands the capture over"
@@ -139,6 +140,8 @@ class Script:
 
     def _cue_calls(self, part: Part) -> None:
         """The hand-over, which has no record: the caller had waited for ``stall_s`` then."""
+        if part.left is not None:  # nobody called
+            return
         admitted = part.indices[0]
         following = part.indices[1:]
         if part.point.hf_dir is None:
@@ -175,7 +178,7 @@ class Script:
         """Who made ``record`` happen by which answer; ``None``: the dispatcher by itself."""
         match record.trigger:
             case "dispatch":
-                return Act.ADMIT, part.point
+                return (Act.ADMIT, part.point) if part.left is None else (Act.TAKE_UP, part.left)
             case "pin":
                 return Act.SNAPSHOT, snapshot(part)
             case "run" if record.source == "pinning":
@@ -192,7 +195,7 @@ class Script:
             return Act.INTERRUPT, None
         if _is_drain(record):
             return Act.DRAIN, None
-        if is_own(record):
+        if is_own(record) or (part.left is not None and part.left.loss is not None):
             return None
         if record.reason == "export_failed" and message.startswith(causes.NO_DIRECTORY):
             part.begin_error = OSError(message.removeprefix(causes.NO_DIRECTORY))

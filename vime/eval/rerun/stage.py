@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from vime.eval.actor import LocalActor
 from vime.eval.contracts import EvalPoint, Outcome
 from vime.eval.dispatch.actor import DispatchActor
-from vime.eval.dispatch.messages import Admit, Admitted, Drain, Launch, Settle
+from vime.eval.dispatch.messages import Admit, Admitted, Drain, Launch, Settle, TakeUp
 from vime.eval.rerun.collaborators import (
     Answers,
     HeldCapture,
@@ -197,6 +197,8 @@ class Stage:
             case Act.ADMIT:
                 self._calls[cue.point] = call = Call(cue.value)
                 tasks.start_soon(self._call, cue.point, call)
+            case Act.TAKE_UP:
+                tasks.start_soon(self._ref.tell, TakeUp((), (cue.value,)))
             case Act.INTERRUPT | Act.LAUNCH | Act.SETTLE if cue.point not in self._calls:
                 pass  # nobody dispatched it: the next expectation says so
             case Act.INTERRUPT:

@@ -59,6 +59,10 @@ class Shelf:
         """Take over what lay in the staging directory when this run began."""
         self.leftovers = dict(sorted(found.items(), key=lambda item: item[1].rollout_id))
 
+    def claim(self, path: Path) -> None:
+        """No longer a leftover: this run is going to use it."""
+        self.leftovers.pop(path, None)
+
     def put(self, snapshot: Snapshot, machine: TracedMachine) -> None:
         """Have one more; it stays until it has been read."""
         self._entries[machine.id] = _Entry(snapshot, machine)

@@ -11,20 +11,17 @@ removed as a whole, and nothing else ever is.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import logging
 import os
 import re
 import shutil
-import socket
 from pathlib import Path
-from typing import Any
 
 import orjson
-import psutil
 
-from vime.eval.snapshot.files import json_object, read_json_object, write_new
+from vime.eval import locks
+from vime.eval.snapshot.files import read_json_object, write_new
 from vime.eval.snapshot.manifest import Manifest, ManifestError, check_run_id
 
 log = logging.getLogger(__name__)
@@ -32,8 +29,6 @@ log = logging.getLogger(__name__)
 LOCK = ".vime.lock"
 _ROOM = ".vime-"
 _OWNER = "owner.json"
-_OWNER_SCHEMA = 1
-_MAX_MARKER_BYTES = 1 << 16
 _REMOVALS = 3
 _STEP = re.compile(r"step_(-?[0-9]+)")
 
@@ -58,7 +53,7 @@ class Staging:
         self.run_id = check_run_id(run_id)
         self.room = directory / f"{_ROOM}{run_id}"
         self._numbers = itertools.count()
-        self._lock_fd: int | None = None
+        self._lock: locks.FileLock | None = None
         self.inherited: dict[Path, Manifest] = {}
 
     def open(self) -> None:
@@ -69,7 +64,12 @@ class Staging:
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_fd = _take_lock(self.directory, self.run_id)
+            self._lock = locks.FileLock(self.directory / LOCK, self.run_id)
+        except locks.LockedError as holder:
+            raise StagingError(
+                f"--eval-hf-dir {self.directory}: {holder} uses it; wait for that run to end, or "
+                "name another directory: each run needs its own"
+            ) from None
         except OSError as error:
             raise StagingError(
                 f"--eval-hf-dir {self.directory}: cannot be used as a staging directory: "
@@ -78,7 +78,7 @@ class Staging:
         try:
             self._sweep()
             self.room.mkdir(mode=0o700)
-            write_new(self.room / _OWNER, [orjson.dumps(_identity(self.run_id))])
+            write_new(self.room / _OWNER, [orjson.dumps(locks.identity(self.run_id))])
             self.inherited = self.snapshots()
         except OSError as error:
             self.close()
@@ -86,14 +86,10 @@ class Staging:
 
     def close(self) -> None:
         """Remove the room, and let the next run have the directory."""
-        if self._lock_fd is None:
-            return
-        remove_tree(self.room)
-        (self.directory / LOCK).unlink(missing_ok=True)  # while it is held: nobody waits on it
-        # Unlocked by name: a child process may have inherited the descriptor.
-        fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-        os.close(self._lock_fd)
-        self._lock_fd = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            remove_tree(self.room)
+            lock.release()
 
     def new_draft(self, rollout_id: int) -> Path:
         """Make an empty directory in the room.
@@ -168,69 +164,15 @@ def remove_tree(path: Path) -> None:
                 log.warning("%s could not be removed: %s", path, error)
 
 
-def _identity(run_id: str) -> dict[str, Any]:
-    return {
-        "schema": _OWNER_SCHEMA,
-        "run_id": run_id,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-    }
-
-
 def _owner_of(room: Path) -> str | None:
     try:
-        owner = read_json_object(room / _OWNER, _MAX_MARKER_BYTES, follow_link=False)
+        owner = read_json_object(room / _OWNER, locks.MAX_BYTES, follow_link=False)
     except ValueError:
         return None
-    run_id = owner.get("run_id")
-    return run_id if owner.get("schema") == _OWNER_SCHEMA and isinstance(run_id, str) else None
+    return locks.run_of(owner)
 
 
 def _is_room(path: Path) -> bool:
     """Whether vime made it: its marker names the run that its own name has."""
     owner = _owner_of(path)
     return owner is not None and path.name == f"{_ROOM}{owner}"
-
-
-def _take_lock(directory: Path, run_id: str) -> int:
-    path = directory / LOCK
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        fd = os.open(path, flags, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_file(fd, path):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, orjson.dumps(_identity(run_id)), 0)
-                return fd
-        except BlockingIOError:
-            holder = _holder(os.pread(fd, _MAX_MARKER_BYTES, 0))
-            os.close(fd)
-            raise StagingError(
-                f"--eval-hf-dir {directory}: {holder} uses it; wait for that run to end, or name "
-                "another directory: each run needs its own"
-            ) from None
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # the run before this one has just closed, and taken its lock's file away
-
-
-def _is_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _holder(content: bytes) -> str:
-    """Who a lock's file says has it."""
-    try:
-        identity = json_object(content, LOCK)
-    except ValueError:
-        return "another live run"
-    pid, host = identity.get("pid"), identity.get("host")
-    holder = f"the live run {identity.get('run_id')} (pid {pid} on {host})"
-    if type(pid) is int and host == socket.gethostname() and not psutil.pid_exists(pid):
-        return f"a process that outlives {holder.replace('live ', '')}"
-    return holder

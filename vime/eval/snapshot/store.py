@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from vime.eval.contracts import Capture, Snapshot
+from vime.eval.snapshot import refusals
 from vime.eval.snapshot.base import BaseSpec
 from vime.eval.snapshot.handoff import Handoff, Phase
 from vime.eval.snapshot.janitor import Janitor
@@ -31,7 +33,7 @@ from vime.eval.snapshot.staging import Staging
 from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.verify import SnapshotInvalid, Verified, verify
 from vime.eval.snapshot.weights import WeightsError
-from vime.eval.snapshot.writer import OccupiedError, SnapshotWriter, Written
+from vime.eval.snapshot.writer import SnapshotWriter, Written
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import SNAPSHOT
 from vime.fsm.trace import Trace
@@ -102,6 +104,7 @@ class SnapshotStore:
         self._drafts: set[Draft] = set()
         self._lives: Counter[str] = Counter()
         self._adopted: set[Path] = set()
+        self._claimed: dict[int, Manifest] = {}
 
     def open(self) -> None:
         """Read the base, take the staging directory, clear away what dead runs left unfinished.
@@ -148,9 +151,9 @@ class SnapshotStore:
         if free < needed_bytes:
             raise ValueError(
                 f"--eval-hf-dir {self._staging.directory}: {free} bytes are free "
-                f"({_gib(free)}) and {needed_bytes} ({_gib(needed_bytes)}) are needed, the size of "
-                "a snapshot times those kept, those in flight, and one more: name a larger file "
-                "system, or lower --eval-keep-snapshots or --eval-max-in-flight"
+                f"({refusals.gib(free)}) and {needed_bytes} ({refusals.gib(needed_bytes)}) are "
+                "needed, the size of a snapshot times those kept, those in flight, and one more: "
+                "name a larger file system, or lower --eval-keep-snapshots or --eval-max-in-flight"
             )
 
     # -- making ----------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class SnapshotStore:
         except EvalSkip as skip:  # the capture knows better why
             raise self._abandon(draft, skip.reason, skip.detail or "") from skip
         except Exception as error:
-            raise self._abandon(draft, "export_failed", _explain(error)) from error
+            raise self._abandon(draft, "export_failed", refusals.explain(error)) from error
         except BaseException:
             self._withdraw(draft, capture)
             raise
@@ -210,7 +213,7 @@ class SnapshotStore:
         try:
             version = written.manifest.weight_version
             draft.machine.fire("seal", weight_version=version, detail=written.detail())
-            verified = await self._verify_sealed(draft.machine, written)
+            verified = await self._verify_own(draft.machine, written.path, written.manifest)
             return self._enter(draft.machine, written.path, written.manifest, verified, owned=True)
         except BaseException:
             self._remove_soon(written.path)
@@ -225,15 +228,17 @@ class SnapshotStore:
             draft.rollout_id, draft.directory, capture, draft.handoff, expected
         )
 
-    async def _verify_sealed(self, machine: TracedMachine, written: Written) -> Verified:
-        version = written.manifest.weight_version
+    async def _verify_own(
+        self, machine: TracedMachine, path: Path, manifest: Manifest, *, digests: bool = False
+    ) -> Verified:
+        version = manifest.weight_version
         try:
             return await to_thread.run_sync(
-                lambda: verify(written.path, self.base, allow_cast=self._allow_cast),
+                lambda: verify(path, self.base, digests=digests, allow_cast=self._allow_cast),
                 abandon_on_cancel=True,
             )
         except (SnapshotInvalid, OSError) as error:
-            skip = _reject(machine, error, version)
+            skip = refusals.reject(machine, error, version)
             machine.fire("delete", reason="snapshot_invalid", weight_version=version)
             raise skip from error
         except BaseException:
@@ -259,7 +264,7 @@ class SnapshotStore:
         match draft.handoff.abandon():
             case Phase.IDLE:  # no worker has begun, and none will
                 self._remove_soon(draft.directory)
-                _release(capture)
+                refusals.release(capture)
             case Phase.DONE:
                 self._remove_soon(self._staging.final(draft.rollout_id))
         self._end(draft, "cancelled", "")
@@ -269,7 +274,7 @@ class SnapshotStore:
         if draft.handoff.abandon() is Phase.DONE:
             self._remove_soon(self._staging.final(draft.rollout_id))
         self._end(draft, reason, message)
-        return _skip(draft.machine, reason, message)
+        return refusals.skip(draft.machine, reason, message)
 
     def _end(self, draft: Draft, reason: str, message: str) -> None:
         self._drafts.discard(draft)
@@ -296,7 +301,7 @@ class SnapshotStore:
                 self._inspect, rollout_id, hf_dir, abandon_on_cancel=True
             )
         except (ValueError, OSError) as error:
-            skip = _reject(machine, error, None)
+            skip = refusals.reject(machine, error, None)
             machine.fire("release", reason="snapshot_invalid")
             raise skip from error
         except BaseException:
@@ -316,6 +321,48 @@ class SnapshotStore:
             path, self.base, manifest=manifest, owned=False, allow_cast=self._allow_cast
         )
         return path, manifest, verified
+
+    # -- what a run that died has left ---------------------------------------------------------
+
+    def claim(self, rollout_id: int, run_ids: Collection[str]) -> bool:
+        """Keep the whole snapshot that a dead run has left of a step, for :meth:`inherit`.
+
+        Args:
+            rollout_id: the training step.
+            run_ids: the runs that are continued; those of others are not theirs to use.
+
+        Returns:
+            Whether there is one.
+        """
+        path = self._staging.final(rollout_id)
+        manifest = self._staging.inherited.get(path)
+        if manifest is None or manifest.run_id not in run_ids:
+            return False
+        self._shelf.claim(path)
+        self._claimed[rollout_id] = manifest
+        return True
+
+    async def inherit(self, rollout_id: int) -> Snapshot:
+        """Verify a snapshot that was claimed, every byte of it; from now on it is this run's.
+
+        Returns:
+            The verified snapshot, under the weight version that its writer gave it; take a lease
+            before the next ``await``.
+
+        Raises:
+            EvalSkip: ``snapshot_invalid``; then it is removed.
+        """
+        manifest = self._claimed.pop(rollout_id)
+        path = self._staging.final(rollout_id)
+        machine = self._machine(f"step_{rollout_id}")
+        detail = {"path": str(path), "run_id": manifest.run_id}
+        machine.fire("inherit", weight_version=manifest.weight_version, detail=detail)
+        try:
+            verified = await self._verify_own(machine, path, manifest, digests=True)
+        except BaseException:
+            self._remove_soon(path)
+            raise
+        return self._enter(machine, path, manifest, verified, owned=True)
 
     # -- readers -----------------------------------------------------------------------------
 
@@ -382,39 +429,3 @@ class SnapshotStore:
             self._staging.remove(path)
         else:
             self._janitor.remove(path)
-
-
-def _reject(machine: TracedMachine, error: Exception, version: str | None) -> EvalSkip:
-    """The verifier's verdict, in the trace and as the reason of the skip."""
-    problems = getattr(error, "problems", [_explain(error)])
-    machine.fire(
-        "reject", reason="snapshot_invalid", detail={"problems": problems}, weight_version=version
-    )
-    return _skip(machine, "snapshot_invalid", str(error))
-
-
-def _skip(machine: TracedMachine, reason: str, message: str) -> EvalSkip:
-    skip = EvalSkip(reason, message)
-    skip.cause_seq = machine.last_seq
-    return skip
-
-
-def _release(capture: Capture) -> None:
-    """Release on the way out of a cancellation, which nothing may replace."""
-    try:
-        capture.release()
-    except Exception:
-        log.exception("a capture could not be released")
-
-
-def _explain(error: Exception) -> str:
-    """One line for people."""
-    if isinstance(error, OccupiedError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
