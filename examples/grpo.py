@@ -102,6 +102,22 @@ class Trainer:
         self._update(prompts, answers, advantages)
         return rewards.mean().item()
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on: weights, optimizer, and what draws at random."""
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "choice": self._choice.getstate(),
+            "sampling": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`, as if nothing had been in between."""
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._choice.setstate(state["choice"])
+        torch.set_rng_state(state["sampling"])
+
     def _reward(self, answers: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """1 for the right answer; less for some right characters in their places."""
         counts = right != self._padding

@@ -2,6 +2,7 @@
 
     python examples/train.py --demo fleet     evaluations on two engines of their own
     python examples/train.py --demo shared    the same training, held up by each evaluation
+    python examples/train.py --resume RUN_DIR after a crash: training and evaluations go on
 
 ``train`` is the loop to copy: all that evaluation needs of it are the calls on ``dispatcher``.
 """
@@ -9,19 +10,19 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from demo_staging import staging
+from training_state import Progress, load_flags, load_state, save_flags, save_state
 
 from vime.eval import ConfigError, EvalDispatcher, add_eval_arguments
 from vime.eval.outcomes.live import LiveView, make_console
@@ -44,12 +45,14 @@ def train(args: argparse.Namespace) -> None:
     from arithmetic import NAME, build_tokenizer, training_and_held_out
     from grpo import Settings, Trainer, accuracy
 
+    run_dir = Path(args.eval_run_dir)
     torch.set_num_threads(1)  # the model is small, and the engines need cores too
     torch.manual_seed(args.seed)
     tokenizer = build_tokenizer()
     sums, held_out = training_and_held_out()
     model = make_inputs(args, tokenizer, held_out)
     trainer = Trainer(model, tokenizer, sums, Settings(learning_rate=args.lr), args.seed)
+    done = load_state(run_dir, trainer)
 
     def evaluate_here(rollout_id: int) -> dict[str, float]:  # noqa: ARG001
         """What vime replaces: training waits while its own model is evaluated."""
@@ -62,16 +65,18 @@ def train(args: argparse.Namespace) -> None:
         with LiveView(dispatcher.run_dir, title(args, dispatcher), console=make_console()) as view:
             dispatcher.wait_until_ready()
             began = time.perf_counter()
-            view.training(0, args.steps)
+            view.training(done.step, args.steps)
             dispatcher.dispatch(0, hf_dir=args.hf_checkpoint)  # the baseline
-            for step in range(1, args.steps + 1):
+            for step in range(done.step + 1, args.steps + 1):
                 dispatcher.at_step(step)
                 reward = trainer.step()
                 view.training(step, args.steps, reward=reward)
                 if step % args.eval_interval == 0 and step < args.steps:
                     dispatcher.dispatch(step)
+                    wall_s = done.wall_s + time.perf_counter() - began
+                    save_state(run_dir, trainer, Progress(step, wall_s))  # for --resume
             dispatcher.dispatch(args.steps, force=True)  # the last one is never dropped
-            wall_s = time.perf_counter() - began
+            wall_s = done.wall_s + time.perf_counter() - began
             outcomes = dispatcher.drain()
     summary = write_report(dispatcher.run_dir, dispatcher.run_id, outcomes, args.steps, wall_s)
     print_summary(summary, dispatcher.run_dir, make_console())
@@ -95,7 +100,7 @@ def make_inputs(args: argparse.Namespace, tokenizer: Any, held_out: Sequence[Any
     from arithmetic import NAME, build_model, load_model, write_eval_set
 
     run_dir = Path(args.eval_run_dir)
-    if (run_dir / "trace.jsonl").exists():
+    if (run_dir / "trace.jsonl").exists() and not args.eval_resume:
         message = f"--eval-run-dir {run_dir}: another run wrote there already; name a new directory"
         raise ConfigError([message])
     try:
@@ -104,13 +109,14 @@ def make_inputs(args: argparse.Namespace, tokenizer: Any, held_out: Sequence[Any
             model = load_model(args.hf_checkpoint, tokenizer)
         else:
             model = build_model(tokenizer, args.seed)
-            args.hf_checkpoint = str(run_dir / "base")
+            args.hf_checkpoint = str(run_dir.absolute() / "base")
             model.save_pretrained(args.hf_checkpoint)
             tokenizer.save_pretrained(args.hf_checkpoint)
         if not args.eval_prompt_data:
-            path = run_dir / f"{NAME}.jsonl"
+            path = run_dir.absolute() / f"{NAME}.jsonl"
             write_eval_set(path, held_out)
             args.eval_prompt_data = [NAME, str(path)]
+        save_flags(run_dir, args)
     except OSError as error:
         raise ConfigError([f"--eval-run-dir {run_dir}: {error.strerror}"]) from error
     except ValueError as error:
@@ -132,11 +138,17 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=("fleet", "shared"),
         help="fleet: two eval engines, and staging in memory; shared: evals hold training up",
     )
+    own.add_argument(
+        "--resume", metavar="RUN_DIR", help="go on with the run in RUN_DIR, by its own flags"
+    )
     own.add_argument("--steps", type=int, default=1000, help="default: %(default)s")
     own.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     own.add_argument("--lr", type=float, default=1e-3, help="default: %(default)s")
-    add_eval_arguments(parser).set_defaults(**DEFAULTS)
-    if parser.parse_known_args(argv)[0].demo == "fleet":
+    add_eval_arguments(parser).set_defaults(**DEFAULTS, staging_is_ours=False)
+    first = parser.parse_known_args(argv)[0]
+    if first.resume:
+        parser.set_defaults(**load_flags(Path(first.resume)))
+    elif first.demo == "fleet":
         parser.set_defaults(eval_num_gpus=2)
     args = parser.parse_args(argv)
     if args.steps < 1:
@@ -151,56 +163,23 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-@contextmanager
-def staging(args: argparse.Namespace) -> Iterator[None]:
-    """Give the demo's fleet a private staging directory in memory, and remove it afterwards.
-
-    What killed demos have left is removed as well: nobody holds its lock any more.
-    """
-    if args.demo != "fleet" or args.eval_hf_dir:
-        yield
-        return
-    memory = Path("/dev/shm")  # noqa: S108 -- a file system, in which we make our own directory
-    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    prefix = f"vime-demo-{os.getuid()}-"
-    for path in root.glob(f"{prefix}*"):
-        with suppress(OSError), locked(path):
-            if time.time() - path.stat().st_mtime > 60:  # a younger one's lock may be to come
-                shutil.rmtree(path)
-    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    args.eval_hf_dir = str(directory)
-    try:
-        with locked(directory):
-            yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock; raises ``BlockingIOError`` when a live process has it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; every failure that a user can mend is a message and a status."""
     from vime.eval.dispatcher import SkippedPointsError
     from vime.eval.fleet.supervisor import FleetStartError
 
-    args = parse_args(argv)
+    args: argparse.Namespace | None = None
     signal.signal(signal.SIGTERM, stop)
     try:
+        args = parse_args(argv)
         with staging(args):
             train(args)
     except ConfigError as error:
         for problem in error.problems:
             print(f"train.py: error: {problem}", file=sys.stderr)
-        if args.run_dir_is_ours:  # there is nothing in it but what we put there
+        if (
+            args is not None and args.run_dir_is_ours
+        ):  # there is nothing in it but what we put there
             shutil.rmtree(args.eval_run_dir, ignore_errors=True)
         return WRONG_USAGE
     except (FleetStartError, SkippedPointsError, TimeoutError) as error:
