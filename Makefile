@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
-.PHONY: venv demo picture bench chaos test test-fast test-slow test-real lint docs browser clean
+.PHONY: venv demo picture bench chaos kills test test-fast test-slow test-real lint docs browser clean
 
 venv: $(STAMP)
 
@@ -54,6 +54,10 @@ test-slow: venv
 
 test-real: venv
 	$(BIN)/pytest -m real -n 2 --dist loadgroup --no-loadscope-reorder -q
+
+# Kills the demo's driver five times and resumes it each time; some five minutes.
+kills: venv
+	VIME_REAL_KILLS=5 $(BIN)/pytest -q tests/journal/test_real_kills.py
 
 clean:
 	rm -rf $(VENV) build dist

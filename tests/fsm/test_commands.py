@@ -336,6 +336,26 @@ def test_an_interrupted_follow_is_quiet(tmp_path: Path) -> None:
         assert child.stderr.read() == b""
 
 
+@pytest.mark.parametrize("command", ["show", "timeline", "replay", "check", "stats", "export"])
+def test_an_empty_file_is_the_trace_of_a_run_that_has_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "trace.jsonl").touch()
+    more = ["--format", "perfetto"] if command == "export" else []
+    assert main(["trace", command, str(tmp_path), *more]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("empty: its run has not written a record yet")
+
+
+@pytest.mark.parametrize("words", [["why", "1"], ["rerun"]])
+def test_to_ask_an_empty_file_for_a_point_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "t").touch()
+    assert main(["trace", words[0], str(tmp_path / "t"), *words[1:]]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 # -- step --------------------------------------------------------------------------------------
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.fsm.traces import Run, healthy_run, pinned_point
+from tests.fsm.traces import SECOND, START_WALL_NS, Run, healthy_run, pinned_point
+from vime.fsm.explain import explain
 from vime.fsm.read import read_trace
 from vime.fsm.sentences import line, sentence
 from vime.fsm.why import Story, stories
@@ -124,3 +126,54 @@ def test_a_refused_trigger_is_told_as_refused(tmp_path: Path) -> None:
     (record,) = read_trace(run.path)
     assert sentence(record) == "point 1 refused 'finish', which is illegal when new"
     assert "finish (new, rejected)" in line(record, 0)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ([("kill", 1), ("restart", 2), ("start", 3), ("ready", 25)], "it was restarted, and ready 31 s later"),
+        ([("kill", 1), ("abandon", 4)], "it was given up 5.0 s later"),
+        ([("kill", 1)], "it is dead when the trace ends"),
+        ([("stop", 2)], "it was stopped with the run 2.0 s later"),
+    ],
+)  # fmt: skip
+def test_the_story_in_a_sentence_says_who_decided_it_and_how_the_engine_fared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: list[tuple[str, int]], told: str
+) -> None:
+    monkeypatch.setattr("time.localtime", time.gmtime)
+    run = Run(tmp_path / "t")
+    run.fire("engine", "eval-1", "start")
+    run.fire("engine", "eval-1", "ready", 30)
+    run.fire("point", 40, "dispatch")
+    asked = run.fire("point", 40, "pin")
+    run.fire("engine", "eval-1", "pin", cause_seq=asked)
+    error = {"error": "the reload failed: Error while deserializing header"}
+    suspect = run.fire("engine", "eval-1", "suspect", reason="misloaded", detail=error)
+    run.fire("point", 40, "skip", 0.0, reason="pin_violation", cause_seq=suspect)
+    for trigger, after_s in then:
+        run.fire("engine", "eval-1", trigger, after_s)
+    run.trace.close()
+    when = time.strftime("%H:%M:%S", time.gmtime((START_WALL_NS + 35 * SECOND) / 1e9))
+    assert explain(story_of(run.path, "40")) == (
+        f"point 40 was skipped as pin_violation, because engine eval-1 became suspect at {when} "
+        f"(misloaded: the reload failed: Error while deserializing header); {told}"
+    )
+
+
+def test_an_engine_that_was_away_already_is_told_from_its_failure_on(tmp_path: Path) -> None:
+    run = Run(tmp_path / "t")
+    for trigger in ("start", "ready", "suspect", "kill", "restart"):
+        run.fire("engine", "eval-0", trigger, reason="died" if trigger == "suspect" else None)
+    run.fire("point", 1, "dispatch")
+    run.fire("point", 1, "pin")
+    away = run.fire("engine", "eval-0", "start")
+    run.fire("point", 1, "skip", 60, reason="unhealthy", cause_seq=away)
+    run.fire("engine", "eval-0", "ready", 10)
+    run.trace.close()
+    told = str(explain(story_of(run.path, "1")))
+    assert "because engine eval-0 became suspect at" in told
+    assert told.endswith("(died); it was restarted, and ready 75 s later".replace("75 s", "1m15s"))
+
+
+def test_a_point_that_no_other_machine_decided_is_told_by_its_own_record(tmp_path: Path) -> None:
+    assert explain(story_of(healthy_run(tmp_path / "t"), "20")) is None

@@ -15,6 +15,7 @@ from vime.eval import ConfigError
 from vime.eval.contracts import Outcome
 from vime.eval.snapshot.manifest import Manifest
 from vime.fsm.check import check
+from vime.fsm.lives import lives_of
 from vime.fsm.read import next_seq, read_trace
 from vime.fsm.why import stories
 
@@ -76,7 +77,7 @@ def test_a_point_without_one_is_skipped_as_crashed_with_its_cause(root: Path, ru
     assert f"run {DEAD} was cut off while it was exporting, and there is no whole" in str(
         outcome.detail
     )
-    (story,) = [s for s in stories(read_trace(root / "run"), ["point"], ["1"]) if s.key[0] != DEAD]
+    (story,) = stories(read_trace(root / "run"), ["point"], ["1"])
     said = [str(link) for link in story.chain]
     assert story.chain[2].record.seq == cause
     assert said[0].startswith("point 1 was skipped: crashed: run run-1 was cut off")
@@ -205,6 +206,25 @@ def test_what_a_dead_run_has_half_written_is_swept_and_what_nobody_needs_is_kept
     (room / "owner.json").write_text(json.dumps(owner))
     assert resumed(root)[9].state == "done"
     assert [path.name for path in (root / "staging").iterdir()] == ["step_9"]
+
+
+def test_what_was_taken_up_is_shown_as_one_life_with_what_it_was_before(
+    root: Path, run: Run
+) -> None:
+    run.fire("point", 1, "dispatch")
+    run.fire("point", 1, "export", 1)
+    left_snapshot(root, 1)
+    run.fire("engine", "eval-0", "start", 5)
+    resumed(root)
+    lives = lives_of(read_trace(root / "run"))
+    (point,) = lives.of("point")
+    assert [span.state for span in point.spans] == [
+        "queued", "exporting", "queued", "pinning", "running",
+    ]  # fmt: skip
+    assert [span.dwell_ns / 1e9 for span in point.spans[:2]] == [1, 5]
+    assert (point.state, point.attempt) == ("done", 1)
+    (engine,) = lives.of("engine")
+    assert (engine.state, engine.spans[0].state) == ("stopped", "starting")
 
 
 # -- what is refused -----------------------------------------------------------------------------

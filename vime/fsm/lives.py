@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
 
-from vime.fsm.record import Record
+from vime.fsm.record import CONTINUES, Record
 from vime.fsm.tables import NEW, TABLES
 
 Key = tuple[str, str, str, str]
@@ -25,6 +25,12 @@ def begins_anew(record: Record, attempt: int) -> bool:
     A point that a later run took up again is such: a higher attempt that leaves ``new``.
     """
     return record.source == NEW and record.attempt > attempt
+
+
+def continued_by(record: Record) -> str | None:
+    """The run that the run of ``record`` continues, if this is the record that says so."""
+    run_id = record.detail.get(CONTINUES) if record.detail else None
+    return run_id if isinstance(run_id, str) and run_id != record.run_id else None
 
 
 class TraceClock:
@@ -165,8 +171,8 @@ class Life:
 class Lives:
     """The lives of a trace, by machine.
 
-    A run of a node that follows another one in the same trace continues it. What that one had
-    under way is cut off, and what is taken up again is one life with what it was before.
+    What a run had under way is cut off where another one says that it continues it; what is
+    taken up again there is one life with what it was before.
 
     Args:
         last: keep only so many of the finished lives of each kind, the latest.
@@ -189,8 +195,7 @@ class Lives:
         self._earlier: list[Life] = []
         self._finished: dict[str, dict[Key, Life]] = {}
         self._last = last
-        self._latest: dict[str, str] = {}
-        self._last_ns: dict[str, int] = {}
+        self._last_ns: dict[tuple[str, str], int] = {}
         self._cut: dict[tuple[str, str, str], Life] = {}
 
     def pass_by(self, record: Record) -> int:
@@ -199,17 +204,17 @@ class Lives:
         self.now_ns = max(self.now_ns, now_ns)
         self.num_records += 1
         self.runs.setdefault(record.run_id)
-        if self._latest.get(record.node) != record.run_id:
-            self._cut_off(record.node)
-            self._latest[record.node] = record.run_id
-        self._last_ns[record.node] = now_ns
+        continued = continued_by(record)
+        if continued is not None:
+            self._cut_off(record.node, continued)
+        self._last_ns[record.node, record.run_id] = now_ns
         return now_ns
 
-    def _cut_off(self, node: str) -> None:
-        """Another run of the node begins: no more is heard of what the one before had."""
+    def _cut_off(self, node: str, run_id: str) -> None:
+        """Another run goes on instead: no more is heard of what this one had."""
         for key, life in list(self._lives.items()):
-            if key[1] == node and not life.finished:
-                life.cut_off(self._last_ns[node])
+            if key[:2] == (run_id, node) and not life.finished:
+                life.cut_off(self._last_ns[node, run_id])
                 self._cut[key[1:]] = life
                 del self._lives[key]
 

@@ -12,6 +12,12 @@ from typing import Any
 
 SCHEMA = 1
 
+CONTINUES = "continues"
+"""In the detail of a resumed run's first record: the run that it continues."""
+
+TAKEN_UP = "taken_up"
+"""In the detail of a point's ``dispatch``: where an earlier run had left it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -66,6 +72,13 @@ def cause_of(record: Record) -> tuple[str, int] | None:
         return None
     node = record.detail.get("cause_node") if record.detail else None
     return (node if isinstance(node, str) else record.node), record.cause_seq
+
+
+def taken_up_from(record: Record) -> str | None:
+    """The run that had left a point, if ``record`` says that a later one goes on with it."""
+    told = record.detail.get(TAKEN_UP) if record.detail and record.trigger == "dispatch" else None
+    run_id = told.get("run_id") if isinstance(told, dict) else None
+    return run_id if isinstance(run_id, str) else None
 
 
 _TEXT, _COUNT = (str,), (int,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vime.fsm.record import Record
+from vime.fsm.record import Record, taken_up_from
 from vime.fsm.text import clean, duration, headline
 
 #: (machine, trigger) → what happened; ``{id}`` and ``{weights}`` are filled in.
@@ -39,8 +39,13 @@ _SENTENCES = {
 }
 
 
-def sentence(record: Record) -> str:
-    """What happened, and why as far as the record itself says it."""
+def subject(record: Record) -> str:
+    """Whom a record is about: ``point 40``."""
+    return f"{clean(record.machine, 20)} {clean(record.id, 80)}"
+
+
+def sentence(record: Record, *, bare: bool = False) -> str:
+    """What happened, and why as far as the record itself says it, unless ``bare``."""
     name = clean(record.id, 80)
     taken_up = taken_up_from(record)
     if taken_up is not None:
@@ -55,14 +60,7 @@ def sentence(record: Record) -> str:
     else:
         text = f"{clean(record.machine, 20)} {name} went from {clean(record.source, 40)} "
         text += f"to {clean(record.dest, 40)} by {clean(record.trigger, 40)!r}"
-    return ": ".join(part for part in (text, *_facts(record)) if part)
-
-
-def taken_up_from(record: Record) -> str | None:
-    """The run that had left the point, if ``record`` says that a later one goes on with it."""
-    told = record.detail.get("taken_up") if record.detail else None
-    run_id = told.get("run_id") if isinstance(told, dict) else None
-    return run_id if isinstance(run_id, str) and record.trigger == "dispatch" else None
+    return text if bare else ": ".join(part for part in (text, *_facts(record)) if part)
 
 
 def _facts(record: Record) -> tuple[str, str]:

@@ -21,18 +21,15 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import structlog
 
 from vime.fsm.encode import encode
-from vime.fsm.record import FIELDS, SCHEMA, Record
+from vime.fsm.record import CONTINUES, FIELDS, SCHEMA, Record
 from vime.fsm.tables import table_hash
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["CONTINUES", "FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
+__all__ = ["FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
 
 Listener = Callable[[Record], None]
-
-CONTINUES = "continues"
-"""In the detail of a resumed run's first record: the run that it continues."""
 
 
 class _JournalFile(FileIO):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from vime.fsm.lives import Key, TraceClock, begins_anew, key_of
-from vime.fsm.record import Record, cause_of
+from vime.fsm.record import Record, cause_of, taken_up_from
 from vime.fsm.sentences import sentence
 
 Address = tuple[str, str, int]
@@ -47,6 +47,22 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """What became of an engine after it had become suspect.
+
+    Attributes:
+        suspect: the record of that.
+        end: the record by which it was ready again, given up or stopped; the last one that the
+            trace has of it when it ends before that.
+        was_restarted: a new process was started for it.
+    """
+
+    suspect: Record
+    end: Record
+    was_restarted: bool
+
+
+@dataclass(frozen=True)
 class Story:
     """What became of one machine.
 
@@ -54,11 +70,13 @@ class Story:
         key: which one.
         own: its records, first to last; empty when they were not asked for.
         chain: its last record and the causes behind it, latest first.
+        recoveries: what became of the engines that are suspect in the chain.
     """
 
     key: Key
     own: tuple[Link, ...]
     chain: tuple[Link, ...]
+    recoveries: tuple[Recovery, ...] = ()
 
 
 class Causes:
@@ -160,6 +178,9 @@ class _Finder:
         key = key_of(record)
         if begins_anew(record, self._attempts.get(key, record.attempt)):
             del self.own[key]
+        left_by = taken_up_from(record)
+        if left_by is not None:  # the causes lead back there
+            self.own.pop((left_by, *key[1:]), None)
         self._attempts[key] = record.attempt
         self.own.setdefault(key, array("q")).append(record.seq)
 
@@ -194,7 +215,7 @@ def stories(
     wanted = {step.address for chain in chains.values() for step in chain}
     if with_own:
         wanted |= {(key[0], key[1], seq) for key, seqs in own.items() for seq in seqs}
-    fetched = _fetch(trace, wanted)
+    fetched, recoveries = _fetch(trace, wanted)
 
     def links(steps: Iterable[_Step]) -> tuple[Link, ...]:
         return tuple(
@@ -208,6 +229,7 @@ def stories(
             key,
             links(_Step((key[0], key[1], seq), False) for seq in seqs) if with_own else (),
             links(chains[key]),
+            tuple(recoveries[s.address] for s in chains[key] if s.address in recoveries),
         )
         for key, seqs in own.items()
     ]
@@ -219,13 +241,33 @@ def _latest(own: dict[Key, array[int]], last: int) -> dict[Key, array[int]]:
     return {key: own[key] for key in keys}
 
 
-def _fetch(trace: Iterable[Record], wanted: set[Address]) -> dict[Address, tuple[Record, int]]:
-    """The second pass: the wanted records and when they were written."""
+_SETTLED = ("ready", "lost", "stopped")
+
+
+def _fetch(
+    trace: Iterable[Record], wanted: set[Address]
+) -> tuple[dict[Address, tuple[Record, int]], dict[Address, Recovery]]:
+    """The second pass: the wanted records and when they were written, and how engines fared."""
     clock = TraceClock()
-    fetched = {}
+    fetched: dict[Address, tuple[Record, int]] = {}
+    recoveries: dict[Address, Recovery] = {}
+    watched: dict[Key, Address] = {}
     for record in trace:
         at_ns = clock.at(record)
         address = record.run_id, record.node, record.seq
         if address in wanted:
             fetched[address] = record, at_ns
-    return fetched
+        if record.machine != "engine" or record.rejected:
+            continue
+        key = key_of(record)
+        since = watched.get(key)
+        if since is not None:
+            before = recoveries[since]
+            restarted = before.was_restarted or record.trigger == "start"
+            recoveries[since] = Recovery(before.suspect, record, restarted)
+            if record.dest in _SETTLED:
+                del watched[key]
+        if record.trigger == "suspect" and address in wanted:
+            watched[key] = address
+            recoveries[address] = Recovery(record, record, was_restarted=False)
+    return fetched, recoveries

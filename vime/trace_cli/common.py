@@ -181,7 +181,9 @@ def open_trace(path: str) -> TraceFile:
 
 
 def tell_problems(trace: TraceFile) -> None:
-    """After reading: say on stderr what could not be used.
+    """After reading: say on stderr what could not be used, or that nothing is there yet.
+
+    An empty file is no fault: it is the trace of a run that has not begun.
 
     Raises:
         TraceUnreadableError: nothing at all could be used, though something is there.
@@ -189,6 +191,8 @@ def tell_problems(trace: TraceFile) -> None:
     problems = trace.problems
     if problems and not trace.num_records:
         raise TraceUnreadableError(f"{trace.path}: holds no trace record; {problems[0]}")
+    if not trace.num_records:
+        problems = ["empty: its run has not written a record yet"]
     for problem in problems:
         sys.stderr.write(f"vime: {clean(str(trace.path))}: {clean(problem)}\n")
 

@@ -91,15 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rerun(records: list[Record], tolerance_s: float) -> Rerun:
-    try:
-        from vime.eval.rerun import rerun
+    from vime.eval.rerun import rerun
 
+    try:
         return rerun(records, tolerance_s)
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] != "trio":
-            raise
-        raise common.UsageError(
-            "vime trace rerun needs trio for its virtual time: pip install trio"
-        ) from None
     except ValueError as error:
         raise common.UsageError(f"cannot be run again: {error}") from None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from vime.fsm.explain import explain
 from vime.fsm.lives import TraceClock
 from vime.fsm.read import TraceFile
 from vime.fsm.sentences import message_of
@@ -74,6 +75,9 @@ def _print(story: Story, own: list[Link], chain: list[Link]) -> None:
     sys.stdout.write(f"{last}\n")
     for text in message_of(last.record).splitlines()[:40]:
         sys.stdout.write(f"  | {clean(text, 300)}\n")
+    told = explain(story)
+    if told:
+        sys.stdout.write(f"{told}\n")
     sys.stdout.write("because, latest first:\n")
     for link in chain[1:]:
         mark = "because " if link.crosses else "after "
@@ -91,6 +95,7 @@ def _as_json(story: Story, own: list[Link], chain: list[Link]) -> dict[str, obje
         "id": story.key[3],
         "own": [_link(link) for link in own],
         "chain": [_link(link) for link in chain],
+        "told": explain(story),
     }
 
 

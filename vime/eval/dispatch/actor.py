@@ -62,6 +62,7 @@ from vime.eval.dispatch.overflow import oldest_waiting
 from vime.eval.dispatch.point_life import PointLife, point_id, with_canary
 from vime.eval.dispatch.store import Store
 from vime.eval.journal.past import LeftPoint
+from vime.fsm.record import TAKEN_UP
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -196,7 +197,7 @@ class DispatchActor(Actor):
         if left is None:
             life.machine.fire("dispatch", detail=detail)
         else:
-            detail["taken_up"] = {"run_id": left.run_id, "state": left.state, "loss": left.loss}
+            detail[TAKEN_UP] = {"run_id": left.run_id, "state": left.state, "loss": left.loss}
             life.machine.fire("dispatch", detail=detail, cause_seq=left.last_seq)
 
     async def _window(self, life: PointLife) -> EvalSkip | None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vime.eval.dispatch import causes
-from vime.fsm.record import Record
+from vime.fsm.record import CONTINUES, Record
 from vime.fsm.replay import Divergence
-from vime.fsm.trace import CONTINUES
 
 _FIELDS = ("trigger", "source", "dest", "rejected", "reason", "weight_version")
 

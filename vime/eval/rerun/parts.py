@@ -9,7 +9,7 @@ from typing import Any
 from vime.eval.contracts import EngineProof, EvalOutput, EvalPoint, PinProof, Snapshot
 from vime.eval.dispatch.point_life import point_id
 from vime.eval.journal.past import LeftPoint
-from vime.fsm.record import Record
+from vime.fsm.record import TAKEN_UP, Record
 from vime.fsm.tables import POINT
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -42,7 +42,7 @@ class Part:
     def left(self) -> LeftPoint | None:
         """What an earlier run had left of it; ``None`` when a caller dispatched it."""
         record = self.records[0]
-        told = (record.detail or {}).get("taken_up")
+        told = (record.detail or {}).get(TAKEN_UP)
         if not isinstance(told, dict) or record.cause_seq is None:
             return None
         loss = told.get("loss")

@@ -66,7 +66,6 @@ def rerun(records: Iterable[Record], tolerance_s: float = TOLERANCE_S) -> Rerun:
         tolerance_s: how far moments may be apart, in seconds.
 
     Raises:
-        ImportError: trio is not installed.
         ValueError: the recorded limits are none.
     """
     runs: dict[tuple[str, str], list[Record]] = {}
