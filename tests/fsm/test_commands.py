@@ -238,13 +238,21 @@ def test_perfetto_gets_a_slice_a_stay_and_a_row_a_machine(vime: Vime, sound: Pat
     assert all({"name", "ph", "pid"} <= set(event) for event in events)
 
 
-def test_mermaid_gets_a_section_a_machine(vime: Vime, sound: Path) -> None:
+def test_mermaid_gets_an_arrow_a_way_with_its_count_and_the_median_stay(
+    vime: Vime, sound: Path
+) -> None:
     lines = [line.strip() for line in vime("export", sound, "--format", "mermaid").splitlines()]
-    assert lines[0] == "gantt"
-    at = lines.index("section point 10")
-    assert lines[at + 1] == "queued :31000, 32000"
-    assert lines[at + 4] == "running :active, 40000, 45000"
-    assert lines[at + 5] == "done :milestone, done, 45000, 45000"
+    assert lines[0] == "stateDiagram-v2"
+    assert "[*] --> point_queued : dispatch ×3" in lines
+    assert "point_exporting --> point_pinning : pin ×3, after 5.0 s" in lines
+    assert "point_running --> point_done : finish ×3, after 5.0 s" in lines
+    assert "engine_starting --> engine_ready : ready ×1, after 30 s" in lines
+    assert "snapshot_verified --> snapshot_deleted : delete ×3, after 12 s" in lines
+    assert "point_done --> [*]" in lines
+    assert lines.count("}") == 3
+    only = vime("export", sound, "--format", "mermaid", "--point", "10")
+    assert "dispatch ×1" in only
+    assert "engine" not in only
 
 
 @pytest.mark.parametrize("format", ["perfetto", "mermaid", "html"])

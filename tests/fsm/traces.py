@@ -32,7 +32,7 @@ class Run:
     """A run under way: names machines, fires their triggers, moves the clock."""
 
     def __init__(
-        self, path: Path, run_id: str = "run-1", node: str = "driver", **more: int
+        self, path: Path, run_id: str = "run-1", node: str = "driver", **more: Any
     ) -> None:
         self.clock = Clock()
         self.path = path

@@ -1,38 +1,95 @@
-"""A trace as a Mermaid gantt chart: one section a machine, one bar a stay in a state."""
+"""A trace as Mermaid state diagrams: how often each way was taken, and after how long a stay."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 
-from vime.fsm.lives import Life
+from vime.fsm.filters import Filter
+from vime.fsm.lives import Lives
+from vime.fsm.record import Record
+from vime.fsm.tables import NEW, TABLES
+from vime.fsm.text import duration
 
-_LOOKS = {"running": "active, ", "serving": "active, ", "suspect": "crit, ", "dead": "crit, "}
+Edge = tuple[str, str, str, str]
+"""Machine, source, trigger, destination."""
 
 
-def mermaid_gantt(lives: Iterable[Life], now_ns: int) -> Iterator[str]:
-    """The chart line by line; the axis shows minutes and seconds since the trace's start.
+def mermaid_states(records: Iterable[Record], filter: Filter | None = None) -> Iterator[str]:
+    """The diagram line by line: a group a kind of machine, an arrow a way that was taken.
 
-    Mermaid wants whole milliseconds; a shorter stay is drawn as one.
+    An arrow says its trigger, how often it was taken, and the median stay in the state that it
+    leaves. Events within a state and refused triggers are left out.
     """
-    yield "gantt"
-    yield "    title States of the run"
-    yield "    dateFormat x"
-    yield "    axisFormat %H:%M:%S"
-    for life in lives:
-        yield f"    section {_plain(f'{life.machine} {life.id}')}"
-        for span in life.all_spans(now_ns):
-            start_ms = span.start_ns // 1_000_000
-            end_ms = max(span.end_ns // 1_000_000, start_ms + 1)
-            look = _LOOKS.get(span.state, "")
-            yield f"    {_plain(span.state)} :{look}{start_ms}, {end_ms}"
+    counts, stays_s = _edges(records, filter or Filter())
+    yield "stateDiagram-v2"
+    for machine in dict.fromkeys(machine for machine, *_ in counts):
+        name = _plain(machine)
+        states = _states(machine, counts)
+        yield f"    state {name} {{"
+        for state in states:
+            if state != NEW:
+                yield f'        state "{_plain(state)}" as {_id(machine, state)}'
+        for edge, times in sorted(counts.items(), key=lambda item: _place(item[0])):
+            if edge[0] == machine:
+                yield f"        {_arrow(edge, times, stays_s.get(edge))}"
+        for state in states:
+            if machine in TABLES and state in TABLES[machine].terminal:
+                yield f"        {_id(machine, state)} --> [*]"
+        yield "    }"
+
+
+def _edges(
+    records: Iterable[Record], filter: Filter
+) -> tuple[dict[Edge, int], dict[Edge, array[float]]]:
+    counts: dict[Edge, int] = {}
+    stays_s: dict[Edge, array[float]] = {}
+    lives = Lives()
+    for record in records:
+        life, ended = lives.add(record)
+        life.spans.clear()
         if life.finished:
-            at_ms = life.entered_ns // 1_000_000
-            reason = f" {life.reason}" if life.state == "skipped" and life.reason else ""
-            look = "crit, " if life.state in ("skipped", "lost") else "done, "
-            yield f"    {_plain(life.state + reason)} :milestone, {look}{at_ms}, {at_ms}"
+            lives.forget(life)
+        at_ns = lives.clock.at(record)
+        if record.rejected or record.source == record.dest:
+            continue
+        if not filter.wants(record, at_ns, lives.clock):
+            continue
+        edge = record.machine, record.source, record.trigger, record.dest
+        counts[edge] = counts.get(edge, 0) + 1
+        if ended is not None:
+            stays_s.setdefault(edge, array("d")).append(ended.dwell_ns / 1e9)
+    return counts, stays_s
+
+
+def _arrow(edge: Edge, times: int, stays_s: array[float] | None) -> str:
+    machine, source, trigger, dest = edge
+    begin = "[*]" if source == NEW else _id(machine, source)
+    label = f"{_plain(trigger)} ×{times}"
+    if stays_s:
+        label += f", after {duration(sorted(stays_s)[(len(stays_s) - 1) // 2] * 1e9)}"
+    return f"{begin} --> {_id(machine, dest)} : {label}"
+
+
+def _states(machine: str, counts: Iterable[Edge]) -> list[str]:
+    """Those that were left or entered, in the order of the table."""
+    seen = {s for kind, source, _, dest in counts if kind == machine for s in (source, dest)}
+    known = list(TABLES[machine].states) if machine in TABLES else []
+    return [s for s in known if s in seen] + sorted(seen - set(known))
+
+
+def _place(edge: Edge) -> tuple[int, Edge]:
+    machine, source, trigger, dest = edge
+    ways = TABLES[machine].edges() if machine in TABLES else []
+    way = source, trigger, dest
+    return (ways.index(way) if way in ways else len(ways)), edge
+
+
+def _id(machine: str, state: str) -> str:
+    return "_".join(f"{_plain(machine)} {_plain(state)}".split())
 
 
 def _plain(text: str) -> str:
     """Without the characters that mean something to Mermaid."""
-    kept = "".join(c if c.isalnum() or c in " _-." else " " for c in text)
-    return " ".join(kept.split())[:80] or "-"
+    kept = "".join(c if c.isalnum() else " " for c in text)
+    return "_".join(kept.split())[:60] or "none"

@@ -9,16 +9,21 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vime.fsm.arrows import Arrow, Arrows
 from vime.fsm.filters import Filter
-from vime.fsm.lives import Life, Lives, Span
+from vime.fsm.lives import Key, Life, Lives, Span
 from vime.fsm.record import Record
 from vime.fsm.tables import NEW, TABLES
+
+Row = tuple[int, int]
+"""Process and thread, as the format calls them: a kind of machine, and one of the kind."""
 
 
 def perfetto(records: Iterable[Record], filter: Filter | None = None) -> Iterator[str]:
     """The document in pieces: one slice a stay in a state, one row a machine.
 
-    A counter shows how many points were pending, instants show ends and refused triggers.
+    Arrows lead from a cause to its effect on another machine, a counter shows how many points
+    were pending, instants show ends and refused triggers.
     """
     events = _Events(filter or Filter())
     yield '{"displayTimeUnit":"ms","traceEvents":['
@@ -33,7 +38,8 @@ class _Events:
     def __init__(self, filter: Filter) -> None:
         self._filter = filter
         self._lives = Lives()
-        self._rows: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+        self._arrows = Arrows()
+        self._rows: dict[Key, Row] = {}
         self._processes: dict[str, int] = {}
         self._entered: dict[int, Record] = {}
         self._pending = 0
@@ -43,36 +49,65 @@ class _Events:
             yield from self._record(record)
         for machine in dict.fromkeys([*TABLES, *self._processes]):
             for life in self._lives.of(machine):
-                if life.state != NEW:
+                for span in life.spans:  # where its run was cut off
+                    yield from self._slice(life, span)
+                if life.state != NEW and not life.cut:
                     span = Span(life.state, life.entered_ns, self._lives.now_ns)
                     yield from self._slice(life, span)
 
     def _record(self, record: Record) -> Iterator[dict[str, Any]]:
         life, ended = self._lives.add(record)
         at_ns = self._lives.clock.at(record)
+        before = life.spans[:-1] if ended else life.spans[:]  # of a life that it goes on with
         life.spans.clear()
-        if ended is not None:
-            yield from self._slice(life, ended)
+        for span in (*before, *([ended] if ended else ())):
+            yield from self._slice(life, span)
         if not record.rejected and record.dest != record.source:
             self._entered[id(life)] = record
         wanted = self._filter.wants(record, at_ns, self._lives.clock)
         if wanted and (life.finished or record.rejected):
-            yield from self._row(life)
-            pid, tid = self._rows[life.key]
-            name = f"{record.trigger} rejected" if record.rejected else record.dest
-            yield {
-                "name": name,
-                "ph": "i",
-                "s": "t",
-                "ts": at_ns / 1e3,
-                "pid": pid,
-                "tid": tid,
-                "args": _args(record),
-            }
+            yield from self._instant(life, record, at_ns)
+        arrow = self._arrows.add(record, life.key, at_ns)
+        if arrow is not None and self._filter.empty:
+            yield from self._arrow(arrow, life)
         yield from self._count(record, at_ns)
         if life.finished:
             self._lives.forget(life)
             self._entered.pop(id(life), None)
+
+    def _instant(self, life: Life, record: Record, at_ns: int) -> Iterator[dict[str, Any]]:
+        yield from self._row(life)
+        pid, tid = self._rows[life.key]
+        name = f"{record.trigger} rejected" if record.rejected else record.dest
+        yield {
+            "name": name,
+            "ph": "i",
+            "s": "t",
+            "ts": at_ns / 1e3,
+            "pid": pid,
+            "tid": tid,
+            "args": _args(record),
+        }
+
+    def _arrow(self, arrow: Arrow, effect: Life) -> Iterator[dict[str, Any]]:
+        """Both ends are bound to the slice around them; ``bp: e`` says so of the second."""
+        if arrow.cause not in self._rows:  # it had no time to be drawn
+            return
+        yield from self._row(effect)
+        ends = ((arrow.cause, "s", arrow.from_ns), (effect.key, "f", arrow.to_ns))
+        for key, phase, at_ns in ends:
+            pid, tid = self._rows[key]
+            binding = {"bp": "e"} if phase == "f" else {}
+            yield {
+                "name": "cause",
+                "cat": "cause",
+                "ph": phase,
+                "id": arrow.number,
+                "ts": at_ns / 1e3,
+                "pid": pid,
+                "tid": tid,
+                **binding,
+            }
 
     def _slice(self, life: Life, span: Span) -> Iterator[dict[str, Any]]:
         record = self._entered.get(id(life))
@@ -98,6 +133,9 @@ class _Events:
     def _row(self, life: Life) -> Iterator[dict[str, Any]]:
         """Name the row of a machine when it is first needed."""
         if life.key in self._rows:
+            return
+        if life.earlier in self._rows:
+            self._rows[life.key] = self._rows[life.earlier]
             return
         pid = self._processes.get(life.machine)
         if pid is None:

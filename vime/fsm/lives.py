@@ -83,6 +83,7 @@ class Life:
         first_seq, last_seq: its first and last record.
         spans: the states that it has left, in order; ``new`` is not among them.
         cut: its run was cut off, and a later one has gone on without it.
+        earlier: which machine of the run before it was.
         num_rejected: how many illegal triggers it refused.
         reason: the last one given.
         detail: that of the last transition.
@@ -97,6 +98,7 @@ class Life:
     last_seq: int
     spans: list[Span] = field(default_factory=list)
     cut: bool = False
+    earlier: Key | None = None
     num_rejected: int = 0
     reason: str | None = None
     detail: dict[str, Any] = field(default_factory=dict)
@@ -163,6 +165,7 @@ class Life:
     def follow(self, earlier: Life) -> None:
         """Be the same thing's next life, in the run that continues the one of ``earlier``."""
         self.spans[:0] = earlier.spans
+        self.earlier = earlier.key
         self.first_seq = earlier.first_seq
         self.num_rejected += earlier.num_rejected
         self.weight_version = earlier.weight_version

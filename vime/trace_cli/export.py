@@ -1,4 +1,4 @@
-"""``vime trace export``: a trace for Perfetto, as a Mermaid chart, or as one HTML page."""
+"""``vime trace export``: a trace for Perfetto, as Mermaid diagrams, or as one HTML page."""
 
 from __future__ import annotations
 
@@ -47,16 +47,7 @@ def _pieces(format: str, trace: TraceFile, asked: Filter) -> Iterator[str]:
 
         yield html_page(trace, asked)
     else:
-        from vime.fsm.export_mermaid import mermaid_gantt
-        from vime.fsm.lives import lives_of
+        from vime.fsm.export_mermaid import mermaid_states
 
-        kinds = ("point", "engine")
-        lives = lives_of(trace, machines=kinds, keep=asked.wants_life)
-        shown = [
-            life
-            for kind in kinds
-            for life in lives.of(kind)
-            if asked.wants_life(life, lives.now_ns, lives.clock)
-        ]
-        for line in mermaid_gantt(shown, lives.now_ns):
+        for line in mermaid_states(trace, asked):
             yield line + "\n"
