@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from vime.fsm.check_canary import CanaryRule
 from vime.fsm.check_disk import DiskRule
+from vime.fsm.check_life import LifeRule, VersionRule
 from vime.fsm.check_points import EndsRule, HoldRule, StepRule, WaitRule, WindowRule
 from vime.fsm.check_record import OrderRule
 from vime.fsm.check_rule import Context, Rule, Violation
@@ -28,11 +29,13 @@ INVARIANTS = {
 
 RULES: tuple[type[Rule], ...] = (
     OrderRule,  # the first: it finds out which runs began before the trace
+    LifeRule,
     EndsRule,
     WindowRule,
     HoldRule,
     ProofRule,
     CanaryRule,
+    VersionRule,
     VerifiedRule,
     LeaseRule,
     DiskRule,
