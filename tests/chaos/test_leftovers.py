@@ -58,7 +58,8 @@ def test_a_room_and_a_lock_are_strangers_after_an_orderly_end_and_swept_after_a_
     assert found == [".vime-run", ".vime.lock", "step_3"]
     (run.room / "step_4.0").mkdir()
     (staging / "notes").write_text("somebody else's")
-    assert run._lock_fd is not None
-    os.close(run._lock_fd)  # as the kernel does for a process that was killed
+    assert run._lock is not None
+    assert run._lock._descriptor is not None
+    os.close(run._lock._descriptor)  # as the kernel does for a process that was killed
     assert leftovers.strangers_after_sweep(staging) == ["notes"]
     assert leftovers.strangers_in_staging(staging, keep=3) == ["notes"]

@@ -12,6 +12,8 @@ from vime.fsm.text import clean
 
 _ENDS = POINT.terminal | SNAPSHOT.terminal
 
+_BEFORE_WEIGHTS = ("dispatch", "export")
+
 #: With these an engine begins its next life; other machines have theirs from ``new``.
 _NEXT_LIFE = ("restart", "start")
 
@@ -66,6 +68,8 @@ class VersionRule(Rule):
             yield self.broken(text, given, record)
         elif given is None and record.weight_version is not None:
             self._given[key] = record
+            if record.machine == "point" and record.trigger in _BEFORE_WEIGHTS:
+                yield self.broken(f"{_name(record)} has weights before there are any", record)
         if record.dest in _ENDS:
             self._given.pop(key, None)
 
