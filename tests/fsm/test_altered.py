@@ -47,14 +47,14 @@ CHANGES: dict[str, tuple[str, Callable[[Record], Any]]] = {
 }
 
 MEANINGLESS: dict[str, Callable[[Record, list[Record]], bool]] = {
-    "seq": lambda r, all: r is all[0],
-    "dropped": lambda r, all: r is all[0],
-    "weight_version": lambda r, all: (
-        r.machine == "engine" and r.trigger not in ("pin", "serve")
+    "seq": lambda r, every: r is every[0],
+    "dropped": lambda r, every: r is every[0],
+    "weight_version": lambda r, every: (
+        (r.machine == "engine" and r.trigger not in ("pin", "serve")) or r.reason == "busy"
     ),
-    "no cause": lambda r, all: r.source == "new",
-    "much later": lambda r, all: r is all[-1],
-    "much earlier": lambda r, all: r is all[0],
+    "no cause": lambda r, every: r.source == "new",
+    "much later": lambda r, every: r is every[-1],
+    "much earlier": lambda r, every: r is every[0],
 }  # fmt: skip
 
 

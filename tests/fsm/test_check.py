@@ -156,7 +156,10 @@ def running_point(run: Run, step: int, **facts: object) -> None:
 
 def test_4_a_point_that_runs_on_an_engine_with_other_weights(run: Run) -> None:
     running_point(run, 10, weight_version=version(20))
-    assert "engine eval-0 serves run-1:10:" in only(run, 4).text
+    run.trace.close()
+    asked, served = (v.text for v in violations(run.path))
+    assert "engine eval-0 serves run-1:10:" in asked
+    assert served == f"point 10 had the weights {version(10)} and has {version(20)}"
 
 
 def test_4_a_point_that_runs_on_an_engine_that_is_down(run: Run) -> None:
@@ -172,7 +175,8 @@ def test_4_a_point_that_runs_on_an_engine_that_is_down(run: Run) -> None:
 
 def test_4_a_point_whose_weights_no_engine_serves(run: Run) -> None:
     running_point(run, 10, weight_version=version(20), detail=None)
-    assert only(run, 4).text.endswith("and no engine serves it")
+    run.trace.close()
+    assert violations(run.path)[0].text.endswith("and no engine serves it")
 
 
 def test_4_an_engine_that_is_pinned_to_other_weights_under_a_running_point(run: Run) -> None:

@@ -62,7 +62,10 @@ class VersionRule(Rule):
         if record.source == NEW:
             self._given.pop(key, None)
         given = self._given.get(key)
-        is_silent = record.trigger == "skip" and record.weight_version is None
+        # Of a score the rule of proofs speaks; a skip may name no weights.
+        is_silent = record.trigger == "finish" or (
+            record.trigger == "skip" and record.weight_version is None
+        )
         if given is not None and record.weight_version != given.weight_version and not is_silent:
             text = f"{_name(record)} had the weights {_version(given)} and has {_version(record)}"
             yield self.broken(text, given, record)
