@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vime.fsm.check_rule import Context, Rule, Violation
+from vime.fsm.check_rule import Context, Rule, Run, Violation, run_of
 from vime.fsm.lives import Key, key_of
 from vime.fsm.record import Record
 from vime.fsm.tables import NEW, POINT, SNAPSHOT
@@ -47,18 +47,31 @@ class LifeRule(Rule):
 
 
 class VersionRule(Rule):
-    """4: a snapshot and a point keep the weights that they were given."""
+    """4: a snapshot and a point keep their weights, and an engine loads what a point asked for."""
 
     invariant = 4
-    machines = ("point", "snapshot")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._given: dict[Key, Record] = {}
+        self._asked: dict[Run, dict[int, Record]] = {}
 
-    def feed(self, record: Record) -> Iterator[Violation]:
+    def feed(self, record: Record) -> Iterable[Violation]:
         """Watch one record; see :class:`Rule`."""
+        return self._engine(record) if record.machine == "engine" else self._keeper(record)
+
+    def _engine(self, record: Record) -> Iterable[Violation]:
+        if record.trigger != "pin" or record.cause_seq is None:
+            return ()
+        asked = self._asked.get(run_of(record), {}).get(record.cause_seq)
+        if asked is None or asked.weight_version == record.weight_version:
+            return ()
+        text = f"{_name(asked)} asked for {_version(asked)}, and {_name(record)} is given "
+        return [self.broken(text + _version(record), asked, record)]
+
+    def _keeper(self, record: Record) -> Iterator[Violation]:
         key = key_of(record)
+        self._note(record)
         if record.source == NEW:
             self._given.pop(key, None)
         given = self._given.get(key)
@@ -75,6 +88,17 @@ class VersionRule(Rule):
                 yield self.broken(f"{_name(record)} has weights before there are any", record)
         if record.dest in _ENDS:
             self._given.pop(key, None)
+
+    def _note(self, record: Record) -> None:
+        """What a point asks its engines for, until it has ended."""
+        if record.machine != "point":
+            return
+        asked = self._asked.setdefault(run_of(record), {})
+        if record.trigger == "pin":
+            asked[record.seq] = record
+        elif record.dest in POINT.terminal:
+            for seq in [seq for seq, pin in asked.items() if pin.id == record.id]:
+                del asked[seq]
 
 
 def _name(record: Record) -> str:
