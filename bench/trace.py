@@ -101,7 +101,7 @@ def _live(trace: Trace, engine: TracedMachine, number: int, fire: Callable[..., 
     fire(snapshot, "write", cause_seq=cause.seq)
     fire(snapshot, "seal", weight_version=version, detail={"write_s": 0.1, "digest_s": 0.1})
     fire(snapshot, "verify", weight_version=version, detail={"num_tensors": 100, "notes": []})
-    fire(snapshot, "lease")
+    fire(snapshot, "lease", weight_version=version)
     fire(point, "pin", weight_version=version)
     fire(engine, "pin", weight_version=version)
     evidence = {"digest": "0" * 64, "ranks": 1, "token": 7, "logprob": -1.5}
@@ -114,8 +114,8 @@ def _live(trace: Trace, engine: TracedMachine, number: int, fire: Callable[..., 
         point, "finish", weight_version=version,
         detail={"metrics": metrics, "duration_s": 4.2, "stall_s": 0.01, "lag_steps": 1},
     )  # fmt: skip
-    fire(snapshot, "leave")
-    fire(snapshot, "delete")
+    fire(snapshot, "leave", weight_version=version)
+    fire(snapshot, "delete", weight_version=version)
 
 
 def _bare_writes(path: Path, lines: list[bytes]) -> list[float]:
