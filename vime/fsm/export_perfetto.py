@@ -50,17 +50,17 @@ class _Events:
         for machine in dict.fromkeys([*TABLES, *self._processes]):
             for life in self._lives.of(machine):
                 for span in life.spans:  # where its run was cut off
-                    yield from self._slice(life, span)
+                    yield from self._slice(life, _drawable(span))
                 if life.state != NEW and not life.cut:
                     span = Span(life.state, life.entered_ns, self._lives.now_ns)
-                    yield from self._slice(life, span)
+                    yield from self._slice(life, _drawable(span))
 
     def _record(self, record: Record) -> Iterator[dict[str, Any]]:
         life, ended = self._lives.add(record)
         at_ns = self._lives.clock.at(record)
         before = life.spans[:-1] if ended else life.spans[:]  # of a life that it goes on with
         life.spans.clear()
-        for span in (*before, *([ended] if ended else ())):
+        for span in (*map(_drawable, before), *([ended] if ended else ())):
             yield from self._slice(life, span)
         if not record.rejected and record.dest != record.source:
             self._entered[id(life)] = record
@@ -154,6 +154,11 @@ class _Events:
         if self._pending != before and self._filter.empty:
             args = {"points": max(self._pending, 0)}
             yield {"name": "pending", "ph": "C", "ts": at_ns / 1e3, "pid": 0, "args": args}
+
+
+def _drawable(span: Span) -> Span:
+    """The last stay before an end of the trace: an arrow may lead into it, however short it is."""
+    return Span(span.state, span.start_ns, max(span.end_ns, span.start_ns + 1))
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
