@@ -24,6 +24,11 @@ demo: venv
 picture: demo
 	cp runs/latest/curve.png docs/demo.png
 
+# Every benchmark, some twelve minutes on an idle machine: figures, pictures, and the tables of the
+# README and docs/bench.md. One that fails leaves the others' figures; NAMES="stall pin" runs these.
+bench: venv
+	$(BIN)/python -m bench.suite $(NAMES)
+
 # What is generated from the code; tests fail when it drifts.
 docs: venv
 	$(BIN)/python -m vime.fsm.diagram docs/states.md

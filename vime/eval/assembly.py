@@ -171,10 +171,15 @@ def _check_caller(config: EvalConfig, exporter: Any, shared_eval: Any) -> None:
 
 
 def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -> None:
+    from vime.eval.snapshot.export import as_exporter, is_model
     from vime.eval.snapshot.store import SnapshotStore
 
     config, run_dir, site = parts.config, parts.run_dir, parts.site
     assert config.hf_dir is not None, "validated with the flags"
+    if is_model(exporter):
+        exporter = as_exporter(
+            exporter, max_captures=config.max_captures, max_shard_bytes=config.max_shard_bytes
+        )
     parts.exporter = site.make_exporter(exporter)
     store = SnapshotStore(
         config.hf_dir,
@@ -186,9 +191,7 @@ def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -
     )
     store.open()
     parts.store = store
-    if store.base is not None:
-        snapshots = config.keep_snapshots + config.max_in_flight + 1
-        store.check_space(store.base.num_bytes * snapshots)
+    _check_room(parts, store)
     if config.num_gpus:
         parts.fleet = site.make_fleet(config, run_dir, parts.trace)
     parts.runner = site.make_runner(
@@ -197,3 +200,21 @@ def _add_snapshot_parts(parts: Parts, args: argparse.Namespace, exporter: Any) -
         run_dir / "logs" / "eval_runner.log",
     )
     parts.evaluator = RunnerEvaluator(parts.runner, config.eval_timeout_s)
+
+
+def _check_room(parts: Parts, store: SnapshotStore) -> None:
+    """See that snapshots and captures fit, before training finds out in the middle of a run.
+
+    Raises:
+        ValueError: they do not; it says how much is needed.
+    """
+    from vime.eval.snapshot.memory import check_captures, is_in_memory
+
+    config = parts.config
+    assert config.hf_dir is not None, "validated with the flags"
+    size = 0 if store.base is None else store.base.num_bytes
+    snapshots_bytes = size * (config.keep_snapshots + config.max_in_flight + 1)
+    store.check_space(snapshots_bytes)
+    check_captures(
+        parts.exporter, snapshots_bytes=snapshots_bytes if is_in_memory(config.hf_dir) else 0
+    )

@@ -101,6 +101,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--eval-max-in-flight", 2, "Most evals pending at once.", int, group=_WHEN, minimum=1),
     Flag("--eval-overflow-policy", "backpressure", "What happens at the limit: backpressure awaits the oldest pending eval, skip drops the new point and logs eval/skipped_busy, latest drops the oldest pending one that has not begun to run and logs eval/skipped_superseded (the new one as busy if all have begun). A forced point is dropped by none of them.", choices=("backpressure", "skip", "latest"), group=_WHEN),
     Flag("--eval-keep-snapshots", 2, "Snapshot directories kept under --eval-hf-dir before garbage collection.", int, group=_WHEN, minimum=0),
+    Flag("--eval-max-captures", 2, "Copies of the weights that host memory may hold at once: one that is being captured beside those that are being written. A dispatch waits for one of them when all are in use.", int, group=_WHEN, minimum=1),
+    Flag("--eval-max-shard-size", "5GB", "Most bytes of one weight file of a snapshot (5GB, 512MiB, ...); a larger model has several, and an index.", group=_WHEN),
     Flag("--eval-interval", None, "Evaluate every so many training steps.", int, group=_WHEN, minimum=1),
     Flag("--eval-function-path", None, "Dotted path of a CheckpointEvalFn subclass, to evaluate snapshots on a backend of your own; with --eval-num-gpus, of a function or a class with __call__ that generates on the fleet.", group=_WHAT),
     Flag("--eval-prompt-data", None, "Eval sets as pairs: NAME PATH [NAME PATH ...]; NAME@N takes the first N examples. PATH is JSON lines, JSON, Parquet, a directory of such files, or what datasets.save_to_disk wrote.", many=True, group=_WHAT),

@@ -10,6 +10,7 @@ from vime.eval.config.datasets import SETTING_DESTS, name_and_count
 from vime.eval.config.errors import ConfigError
 from vime.eval.config.flags import BY_DEST, value_of
 from vime.eval.config.layout import eval_group
+from vime.eval.config.sizes import parse_size
 from vime.eval.loading import eval_function_problem, load_object
 
 
@@ -116,6 +117,10 @@ def snapshot_problems(args: argparse.Namespace) -> list[str]:
             f"--eval-hf-dir {get('eval_hf_dir')} requires --eval-interval N: "
             f"{_missing(args, 'eval_interval')}"
         )
+    try:
+        parse_size(get("eval_max_shard_size"))
+    except ValueError as error:
+        problems.append(f"--eval-max-shard-size {error}")
     for flag, other in (("--save-hf", get("save_hf")), ("--hf-checkpoint", get("hf_checkpoint"))):
         if get("eval_hf_dir") and other and _overlap(Path(get("eval_hf_dir")), Path(other)):
             problems.append(

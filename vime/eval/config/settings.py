@@ -10,6 +10,7 @@ from typing import Any
 from vime.eval.config.datasets import SETTING_DESTS, DatasetSettings, name_and_count
 from vime.eval.config.flags import BY_DEST, value_of
 from vime.eval.config.layout import eval_group
+from vime.eval.config.sizes import parse_size
 from vime.eval.config.validation import validate_eval_args
 
 
@@ -26,6 +27,8 @@ class EvalConfig:
     max_in_flight: int = 2
     overflow_policy: str = "backpressure"
     keep_snapshots: int = 2
+    max_captures: int = 2
+    max_shard_size: str = "5GB"
     interval: int | None = None
     function_path: str | None = None
     prompt_data: tuple[tuple[str, Path], ...] = ()
@@ -67,6 +70,11 @@ class EvalConfig:
     def num_engines(self) -> int:
         """How many engines the fleet has."""
         return self.num_gpus // self.num_gpus_per_engine
+
+    @property
+    def max_shard_bytes(self) -> int:
+        """Most bytes of one weight file."""
+        return parse_size(self.max_shard_size)
 
     @property
     def datasets(self) -> tuple[DatasetSettings, ...]:

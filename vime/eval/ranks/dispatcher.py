@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vime.eval.config import ConfigError
 from vime.eval.config.flags import value_of
+from vime.eval.config.sizes import parse_size
 from vime.eval.contracts import Outcome
 from vime.eval.dispatch.call_checks import checked_point
 from vime.eval.dispatch.handle import EvalHandle
 from vime.eval.dispatcher import EvalDispatcher, SkippedPointsError
 from vime.eval.ranks.board import Board, BoardClosed
 from vime.eval.ranks.exporter import ShardedExporter
+from vime.eval.snapshot.memory import check_captures
 
 if TYPE_CHECKING:
     import torch
@@ -89,15 +92,15 @@ class DistributedEvalDispatcher:
 
         Raises:
             ConfigError: on all ranks, when flags are wrong or the machine cannot do what they ask.
-            ValueError: this rank's model cannot be captured.
+            ValueError: this rank's model cannot be captured, or its captures do not fit into
+                memory.
             TimeoutError: a rank has not come in time.
         """
         get = value_of(args)
         board = Board(group)
         try:
-            exporter = ShardedExporter(
-                board, model, tokenizer, dtype=dtype, timeout_s=_SHARE_OF_RANKS * _export_s(get)
-            )
+            exporter = ShardedExporter(board, model, tokenizer, dtype=dtype, **_limits(get))
+            check_captures(exporter, num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         except ValueError as error:  # the others need not wait for this rank
             board.post(_CLOSED if board.leads else f"here_{board.rank}", {"error": str(error)})
             raise
@@ -285,7 +288,12 @@ class DistributedEvalDispatcher:
             log.warning("rank %s leaves unheard: %s", self._board.rank, error)
 
 
-def _export_s(get: Callable[[str], Any]) -> float:
-    """The deadline of an export; wrong flags are rank 0's to report."""
-    value = get("eval_export_timeout")
-    return float(value) if isinstance(value, (int, float)) else 600.0
+def _limits(get: Callable[[str], Any]) -> dict[str, Any]:
+    """Those of the exporter; wrong flags are rank 0's to report."""
+    with suppress(ValueError, TypeError):
+        return {
+            "timeout_s": _SHARE_OF_RANKS * float(get("eval_export_timeout")),
+            "max_captures": int(get("eval_max_captures")),
+            "max_shard_bytes": parse_size(get("eval_max_shard_size")),
+        }
+    return {}

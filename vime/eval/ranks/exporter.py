@@ -28,7 +28,7 @@ from vime.eval.ranks.notes import explain, report_of, word_of
 from vime.eval.ranks.parts import Parts, create_files, read_back, write_parts
 from vime.eval.snapshot.checkpoint_files import WeightFile, plan_files, write_index, write_weights
 from vime.eval.snapshot.export import DEFAULT_SHARD_BYTES
-from vime.eval.snapshot.held import Held, floating_dtype, hold
+from vime.eval.snapshot.held import Held, floating_dtype, held_bytes, hold
 from vime.eval.snapshot.host_buffers import BufferPool
 from vime.eval.snapshot.model_state import as_saved, checkpoint_tensors, unwrap
 from vime.eval.snapshot.surroundings import Settings, TokenizerFiles
@@ -82,6 +82,7 @@ class ShardedExporter:
         self._dtype = floating_dtype(dtype)
         self._max_shard_bytes = max_shard_bytes
         self._timeout_s = timeout_s
+        self.max_captures = max_captures
         self._pool = BufferPool(max_captures, buffer_timeout_s)
         self._follower = None if board.leads else Follower(board, timeout_s)
         self._tokenizer_files = TokenizerFiles(self._model, tokenizer) if board.leads else None
@@ -130,11 +131,18 @@ class ShardedExporter:
         if self._follower is not None:
             self._follower.close()
 
+    def capture_bytes(self) -> int:
+        """How much memory this rank's part of the present weights takes."""
+        return held_bytes(self._parts()[1], self._dtype)
+
     def _hold(self) -> HeldPart:
+        parts, own = self._parts()
+        return HeldPart(parts, hold(self._pool, own, self._dtype), self._max_shard_bytes)
+
+    def _parts(self) -> tuple[Parts, dict[str, torch.Tensor]]:
         state = checkpoint_tensors(self._model, sharded=True)
         parts = Parts.of(state, self._board.rank, self._board.size, self._dtype)
-        own = {name: part.tensor for name, part in parts.own.items()}
-        return HeldPart(parts, hold(self._pool, own, self._dtype), self._max_shard_bytes)
+        return parts, {name: part.tensor for name, part in parts.own.items()}
 
 
 class HeldPart:

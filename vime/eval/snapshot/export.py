@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vime.eval.contracts import Capture, Exporter
 from vime.eval.snapshot.checkpoint_files import write_weights
-from vime.eval.snapshot.held import Held, floating_dtype, hold
+from vime.eval.snapshot.held import Held, floating_dtype, held_bytes, hold
 from vime.eval.snapshot.host_buffers import BufferPool
 from vime.eval.snapshot.model_state import as_saved, checkpoint_tensors, unwrap
 from vime.eval.snapshot.surroundings import Settings, TokenizerFiles
@@ -24,29 +24,40 @@ if TYPE_CHECKING:
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
-def as_exporter(obj: Any, tokenizer: Any = None) -> Exporter:
+def as_exporter(obj: Any, tokenizer: Any = None, **limits: Any) -> Exporter:
     """Make an exporter of what a caller has at hand.
 
     Args:
         obj: a ``transformers`` model, a pair ``(model, tokenizer)``, a callable
             ``export(rollout_id, directory)``, or an :class:`~vime.eval.contracts.Exporter`.
         tokenizer: the model's tokenizer or processor, where ``obj`` is a model.
+        limits: ``max_captures`` and ``max_shard_bytes`` of a :class:`TransformersExporter`.
 
     Raises:
         ValueError: it is none of these, or a model that cannot be captured.
     """
-    if isinstance(obj, tuple | list) and len(obj) == 2:
+    if _is_pair(obj):
         obj, tokenizer = obj
     if callable(getattr(obj, "capture", None)):
         return cast(Exporter, obj)
     if callable(getattr(obj, "state_dict", None)):
-        return TransformersExporter(obj, tokenizer)
+        return TransformersExporter(obj, tokenizer, **limits)
     if callable(obj):
         return CallableExporter(obj)
     raise ValueError(
         f"exporter={obj!r}: expected (model, tokenizer) of transformers, a callable "
         "export(rollout_id, directory), or an object with capture(rollout_id, directory)"
     )
+
+
+def is_model(obj: Any) -> bool:
+    """Whether a caller gave a model, or a pair of it and its tokenizer."""
+    model = obj[0] if _is_pair(obj) else obj
+    return callable(getattr(model, "state_dict", None)) and not hasattr(model, "capture")
+
+
+def _is_pair(obj: Any) -> bool:
+    return isinstance(obj, tuple | list) and len(obj) == 2
 
 
 class CallableExporter:
@@ -99,9 +110,9 @@ class TransformersExporter:
             tokenizer's files are taken from the local directory that the model was loaded from.
         dtype: write floating-point weights in this dtype (``"bfloat16"``), as mixed-precision
             training with float32 weights needs when the base is bfloat16; as they are if absent.
-        max_shard_bytes: most bytes of one weight file.
-        max_captures: how many copies of the weights host memory may hold at once: one that is
-            being captured beside one that is being written.
+        max_shard_bytes: ``--eval-max-shard-size``: most bytes of one weight file.
+        max_captures: ``--eval-max-captures``: how many copies of the weights host memory may
+            hold at once: one that is being captured beside one that is being written.
         buffer_timeout_s: how long ``capture`` waits for a copy that is still being written.
 
     Raises:
@@ -123,8 +134,13 @@ class TransformersExporter:
         self._model = unwrap(model)
         self._dtype = floating_dtype(dtype)
         self._max_shard_bytes = max_shard_bytes
+        self.max_captures = max_captures
         self._pool = BufferPool(max_captures, buffer_timeout_s)
         self._tokenizer_files = TokenizerFiles(self._model, tokenizer)
+
+    def capture_bytes(self) -> int:
+        """How much memory a capture of the present weights takes."""
+        return held_bytes(checkpoint_tensors(self._model), self._dtype)
 
     def capture(self, rollout_id: int, directory: Path) -> Capture:  # noqa: ARG002 -- the contract
         """Copy the present weights into host memory.

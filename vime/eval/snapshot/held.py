@@ -88,13 +88,17 @@ def hold(pool: BufferPool, tensors: Mapping[str, torch.Tensor], dtype: torch.dty
     """
     layout = _lay_out(tensors, dtype)
     on_cuda = any(tensor.device.type == "cuda" for tensor in tensors.values())
-    num_bytes = max((slot.end for slot in layout.values()), default=0)
-    buffer = pool.take(num_bytes, pin=on_cuda)
+    buffer = pool.take(_size(layout), pin=on_cuda)
     try:
         return Held(pool, buffer, layout, _copy(tensors, layout, buffer))
     except BaseException:
         pool.give(buffer)
         raise
+
+
+def held_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> int:
+    """How much memory :func:`hold` takes for them."""
+    return _size(_lay_out(tensors, dtype))
 
 
 def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -116,6 +120,10 @@ def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 def target_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype in which a tensor is to be written."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _size(layout: Mapping[str, Slot]) -> int:
+    return max((slot.end for slot in layout.values()), default=0)
 
 
 def _lay_out(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, Slot]:
