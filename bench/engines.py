@@ -14,6 +14,7 @@ from bench.cli import UsageError
 from bench.models import FromShelf
 from vime.eval.config import ConfigError
 from vime.eval.contracts import PinProof, Snapshot
+from vime.eval.fleet.agreement import NUM_TOKENS, PROMPTS
 from vime.eval.fleet.launch import Tokens, loopback_client
 from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.fleet.supervisor import FleetStartError, FleetSupervisor
@@ -21,7 +22,6 @@ from vime.eval.snapshot.store import SnapshotStore
 from vime.fsm.trace import Record, Trace
 
 _NEVER_S = 86_400.0
-_PROMPT = [72, 101, 108, 108, 111]
 
 
 def fleet_settings(num_engines: int, base: Path, run_dir: Path) -> FleetSettings:
@@ -66,10 +66,11 @@ class Engines:
         await self._all("/collective_rpc", order, self._tokens.control)
 
     async def probe(self) -> None:
-        """One greedy token of every engine, all at once."""
-        sampling = {"temperature": 0.0, "max_tokens": 1}
-        order = {"model": "eval", "token_ids": _PROMPT, "sampling_params": sampling}
-        await self._all("/inference/v1/generate", order, self._tokens.api_key)
+        """The answers that a pin asks for, of every engine, all at once."""
+        sampling = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        for prompt in PROMPTS:
+            order = {"model": "eval", "token_ids": list(prompt), "sampling_params": sampling}
+            await self._all("/inference/v1/generate", order, self._tokens.api_key)
 
     async def _all(self, path: str, body: dict[str, Any], token: str) -> None:
         async with anyio.create_task_group() as tasks:

@@ -1,8 +1,8 @@
 """``pin``: putting a snapshot on 1, 2, 4 real engines, proven, beside what cannot be avoided.
 
-The baseline is raw: ``reload_weights`` on all engines at once, and then one token of each; no
-digest, no pause, no version, no router. Both load the same files, one after the other, with the
-weights in the page cache.
+The baseline is raw: ``reload_weights`` on all engines at once, and then the answers of each that
+a pin asks for; no digest, no pause, no version, no comparison, no router. Both load the same files,
+one after the other, with the weights in the page cache.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from tests.fleet.world import Life, World
 from tests.virtual import run_virtual
 from vime.eval.config import EvalConfig
 from vime.fsm.check import check
+from vime.fsm.record import Record
 
 pytestmark = pytest.mark.slow
 
@@ -158,11 +159,30 @@ def verify_run(run: WholeRun, root: Path) -> None:
         else:
             assert f"eval/skipped_{outcome.reason}" in outcome.metrics
             assert outcome.reason != "crashed", outcome.detail
+    verify_causes(run.records)
     assert not any(record.rejected for record in run.records)
     assert run.world.wrongs == []
     assert run.world.leftovers() == []
     assert all(capture.released == 1 for capture in run.captures)
     assert not list((root / "staging").glob(".vime*")), "only finished snapshots are left"
+
+
+def verify_causes(records: list[Record]) -> None:
+    """The trace says why: a point pins the engines, they let it run, and one of them fails it."""
+    by_seq = {record.seq: record for record in records}
+    expected = {
+        ("engine", "pin"): ("point", "pin"),
+        ("point", "run"): ("engine", "serve"),
+        ("point", "skip"): ("engine", "suspect"),
+    }
+    for record in records:
+        cause = expected.get((record.machine, record.trigger))
+        if cause is None or (record.trigger == "skip" and record.reason != "pin_violation"):
+            continue
+        assert record.cause_seq is not None
+        found = by_seq[record.cause_seq]
+        assert (found.machine, found.trigger) == cause, record
+        assert found.weight_version == record.weight_version, record
 
 
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
