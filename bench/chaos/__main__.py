@@ -43,6 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--only", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND",
         help="faults to draw from, each at least once; see below",
     )  # fmt: skip
+    parser.add_argument("--min-engines", type=int, help="--eval-min-engines of the run")
     parser.add_argument(
         "--kills", type=int, default=2,
         help="further runs that are killed as a whole, in a drawn order; default: %(default)s",
@@ -83,20 +84,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # A short path: sockets below it have names of their own.
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
-    auditor = Auditor(root, args.seed, schedule, refusal)
+    auditor = Auditor(root, args.seed, schedule, refusal, args.min_engines)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         report = auditor.short() if args.short else auditor.long(
             args.points, args.kills, args.cold_engines
         )  # fmt: skip
         print_report(report)
-        if args.keep is not None:
-            shutil.copytree(root, args.keep, ignore=shutil.ignore_patterns("fifo", "mount"))
         return 0 if report.passed else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         auditor.close()
+        if args.keep is not None:  # also of a run that was interrupted
+            shutil.copytree(root, args.keep, ignore=shutil.ignore_patterns("fifo", "mount"))
         shutil.rmtree(root, ignore_errors=True)
 
 

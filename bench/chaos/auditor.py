@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,12 +44,20 @@ class Auditor:
         seed: of weights and prompts.
         schedule: the faults of the first run.
         refusal: why there is no file system of our own here, if there is none.
+        min_engines: ``--eval-min-engines``.
     """
 
     def __init__(
-        self, root: Path, seed: int, schedule: Sequence[Fault], refusal: str | None
+        self,
+        root: Path,
+        seed: int,
+        schedule: Sequence[Fault],
+        refusal: str | None,
+        min_engines: int | None = None,
     ) -> None:
+        self._began = time.monotonic()
         self._root = root
+        self._min_engines = min_engines
         self._seed = seed
         self._schedule = schedule
         self._rng = random.Random(seed + 1)
@@ -133,7 +142,8 @@ class Auditor:
         for line in driver.stdout:
             if line.strip() == READY:
                 return True
-            print(f"{name}: {line.rstrip()}", flush=True)
+            elapsed_s = time.monotonic() - self._began
+            print(f"{elapsed_s:6.1f} s  {name}: {line.rstrip()}", flush=True)
         return False
 
     def _kill_all(self, driver: subprocess.Popen[str], mark: str) -> None:

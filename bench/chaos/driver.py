@@ -42,6 +42,7 @@ class Order:
         schedule: see :func:`bench.chaos.faults.as_json`.
         end: ``close``, or ``kill``: wait for that when the last point has its outcome, or
             ``hold``: the same, in the middle of one more point.
+        min_engines: ``--eval-min-engines``.
     """
 
     root: str
@@ -50,6 +51,7 @@ class Order:
     points: int
     schedule: list[dict[str, Any]]
     end: str
+    min_engines: int | None = None
 
     def write(self, path: Path) -> None:
         """For :meth:`read`."""
@@ -66,6 +68,7 @@ def flags(order: Order) -> argparse.Namespace:
     root = Path(order.root)
     return argparse.Namespace(
         eval_num_gpus=NUM_ENGINES,
+        eval_min_engines=order.min_engines,
         eval_hf_dir=order.staging,
         eval_interval=1,
         eval_run_dir=str(root / "run"),

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.fleet.desk import open_desk
-from tests.fleet.world import Fault, Gate, Life, World, answers, fails, hang
+from tests.fleet.world import Fault, Gate, Life, World, answers, fails, hang, takes
 from vime.rollout.checkpoint_eval import EvalSkip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_blocks_the_loop")]
@@ -276,8 +276,28 @@ async def test_a_fleet_that_does_not_become_whole_is_unhealthy_at_the_deadline()
         await desk.until_fired("engine_1", "suspect")
         skip = await desk.skip(world.snapshot(40))
         assert skip.reason == "unhealthy"
-        assert "not whole after 0.05 s: engine_1 is starting" in skip.detail
+        assert "not whole after 0.05 s, less 0.0025 s to load: engine_1 is starting" in skip.detail
         assert world.loads == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)  # on virtual time alone
+@pytest.mark.parametrize("left_s", [0.5, 3.0, 9.5])
+async def test_engines_are_not_given_a_load_that_the_deadline_would_interrupt(
+    left_s: float,
+) -> None:
+    """Else a fleet whose engines start slowly would lose them all again, at every point."""
+    world = World()
+    slow = {"/collective_rpc": takes(10.0)}
+    world.lives["engine_0"] = [Life(faults=slow)]
+    world.lives["engine_1"] = [Life(faults=slow), Life(start_s=100 - left_s, faults=slow)]
+    async with open_desk(world, pin_timeout_s=100) as desk:
+        await desk.pinned(world.snapshot(40))
+        world.now("engine_1").kill()
+        await desk.until_fired("engine_1", "suspect")
+        assert (await desk.skip(world.snapshot(50))).reason == "unhealthy"
+        assert len((await desk.pinned(world.snapshot(60))).engines) == 2
+        deaths = [desk.states(engine).count("dead") for engine in ("engine_0", "engine_1")]
+        assert deaths == [0, 1]
 
 
 async def test_a_pin_waits_for_an_engine_that_had_died_before_and_does_not_skip_for_it() -> None:

@@ -35,6 +35,9 @@ _GRAVITY = ("pin_violation", "transfer_failed", "unhealthy", "timeout_pin")
 #: Part of the pin's time that stays for the router, where the point can do without an engine.
 _RESERVE = 0.1
 
+#: Part of the pin's time that a load is thought to take, as long as none has taken longer.
+_LOAD = 0.05
+
 Proven = tuple[EngineProof, Delivery]
 """What an engine proved, and how the snapshot came to it."""
 
@@ -71,6 +74,7 @@ class Pinner:
         self._api_key = api_key
         self._changed = changed
         self._agreement = Agreement()
+        self._longest_load_s = 0.0
 
     async def pin(
         self, snapshot: Snapshot, cause_seq: int | None
@@ -116,14 +120,22 @@ class Pinner:
         return proof, verdict.canary
 
     async def _wait_for_engines(self, deadline: float) -> None:
-        """Raises ``EvalSkip``: there are not enough of them, or will never be."""
-        with anyio.CancelScope(deadline=deadline):
+        """Wait, but not so long that the deadline would interrupt the load, and cost the engines.
+
+        An engine that is whole too late for this point is there for the next one.
+
+        Raises:
+            EvalSkip: there are not enough of them, or will never be.
+        """
+        pin_s = self._settings.pin_timeout_s
+        load_s = min(max(self._longest_load_s, _LOAD * pin_s), pin_s / 2)
+        with anyio.CancelScope(deadline=deadline - load_s):
             while not self._enough():
                 await self._changed()
-        if self._enough() and anyio.current_time() < deadline:
+        if self._enough() and anyio.current_time() < deadline - load_s:
             return
-        patience = f"{self._settings.pin_timeout_s:.4g} s"
-        raise self._unhealthy(f"not whole after {patience}: {'; '.join(self._missing())}")
+        waited = f"{pin_s:.4g} s, less {load_s:.2g} s to load"
+        raise self._unhealthy(f"not whole after {waited}: {'; '.join(self._missing())}")
 
     def _enough(self) -> bool:
         """Raises ``EvalSkip`` when there never will be again."""
@@ -160,10 +172,14 @@ class Pinner:
             except EngineFailure as failure:
                 failures[engine.name] = failure
 
+        began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             for engine in self._engines:
                 if engine.usable:
                     tasks.start_soon(pin, engine)
+        if not failures:
+            took_s = anyio.current_time() - began
+            self._longest_load_s = max(self._longest_load_s, took_s)
         return proofs, failures
 
     async def prove(
