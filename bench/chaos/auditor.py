@@ -102,7 +102,15 @@ class Auditor:
         temporary.mkdir()
         weights.write_checkpoint(root / "base", self._seed, 0)
         weights.write_eval_set(root / "prompts.jsonl", self._seed, NUM_PROMPTS)
-        order = Order(str(root), str(self._staging), self._seed, num_points, as_json(schedule), end)
+        order = Order(
+            root=str(root),
+            staging=str(self._staging),
+            seed=self._seed,
+            points=num_points,
+            schedule=as_json(schedule),
+            end=end,
+            min_engines=self._min_engines,
+        )
         order.write(root / "order.json")
         before = leftovers.names_in(private.SHARED_MEMORY)
         mark = secrets.token_hex(8)
