@@ -39,7 +39,7 @@ MOMENTS: tuple[tuple[str, set[int]], ...] = (
 )
 NUM_KILLS = int(os.environ.get("VIME_REAL_KILLS", "1"))
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240 * (1 + NUM_KILLS))]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300 * (1 + NUM_KILLS))]
 
 
 def undisturbed(root: Path) -> dict[int, tuple[str, float]]:
@@ -85,7 +85,7 @@ def test_the_demo_killed_and_resumed_has_the_weights_and_scores_of_an_undisturbe
 ) -> None:
     run_dir, lost = tmp_path / "run", set[int]()
     flags = ["--demo", "fleet", "--steps", str(STEPS), "--eval-interval", str(INTERVAL)]
-    flags += ["--eval-max-in-flight", "8", "--eval-run-dir", str(run_dir)]
+    flags += ["--eval-num-gpus", "1", "--eval-max-in-flight", "8", "--eval-run-dir", str(run_dir)]
     before = set(Path("/dev/shm").glob("vime-demo-*"))
     for moment, costs in MOMENTS[:NUM_KILLS]:
         died = drive(moment, *flags, where=tmp_path)
