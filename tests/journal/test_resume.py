@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.fsm.traces import Run
-from tests.programs.mortal import Backend, opened, weight_of, write_checkpoint  # noqa: F401
+from tests.programs.mortal import QuickFleet, opened, weight_of, write_checkpoint
 from vime.eval import ConfigError
 from vime.eval.contracts import Outcome
 from vime.eval.snapshot.manifest import Manifest
@@ -225,6 +227,39 @@ def test_what_was_taken_up_is_shown_as_one_life_with_what_it_was_before(
     assert (point.state, point.attempt) == ("done", 1)
     (engine,) = lives.of("engine")
     assert (engine.state, engine.spans[0].state) == ("stopped", "starting")
+
+
+def test_what_was_left_waits_for_the_engines_and_its_deadlines_begin_then(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.fire("point", 1, "dispatch")
+    left_snapshot(root, 1)
+    seen: list[str] = []
+
+    async def late(fleet: QuickFleet) -> None:
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        seen.extend(record.trigger for record in read_trace(root / "run"))
+
+    monkeypatch.setattr(QuickFleet, "wait_ready", late)
+    with opened(root, 0) as dispatcher:
+        dispatcher._parts.prepared.set()  # there is no runner that would
+        assert dispatcher.dispatch(1).result(30).state == "done"
+    assert "inherit" not in seen
+    assert seen.count("dispatch") == 2
+
+
+def test_a_fleet_that_never_comes_costs_what_was_left_no_more_than_its_pin(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.fire("point", 1, "dispatch")
+    left_snapshot(root, 1)
+
+    async def never(fleet: QuickFleet) -> None:
+        raise RuntimeError("no engine could start")
+
+    monkeypatch.setattr(QuickFleet, "wait_ready", never)
+    assert resumed(root)[1].state == "done", "its pin decides"
 
 
 # -- what is refused -----------------------------------------------------------------------------

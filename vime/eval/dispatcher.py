@@ -405,6 +405,7 @@ class EvalDispatcher:
                 fleet=self._parts.fleet,
                 evaluator=self._parts.evaluator,
                 report=self._report,
+                ready=self._until_ready,
             )
             async with LocalActor(self._actor, name="dispatcher") as ref:
                 self._ref = ref
@@ -413,6 +414,14 @@ class EvalDispatcher:
                 self._started.set_result(None)
                 await self._stop.wait()
             points.cancel_scope.cancel()
+
+    async def _until_ready(self) -> None:
+        """Wait for fleet and runner; if they do not come, a point's own pin says why."""
+        with anyio.move_on_after(self.config.start_timeout_s):
+            try:
+                await self._parts.wait_ready()
+            except Exception as error:
+                log.warning("points that an earlier run has left find no fleet: %s", error)
 
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

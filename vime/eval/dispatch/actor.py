@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -85,6 +85,8 @@ class DispatchActor(Actor):
         fleet: the engines; ``None`` when the evaluator needs none.
         evaluator: scores snapshots; ``None`` with shared engines.
         report: called with each outcome, on the loop; must not block.
+        ready: waits until a point could be evaluated at once, or never will: what earlier runs
+            have left is there before the engines are. It keeps a deadline, and does not raise.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class DispatchActor(Actor):
         fleet: Fleet | None,
         evaluator: Evaluator | None,
         report: Callable[[Outcome], None],
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._tasks = tasks
@@ -105,6 +108,7 @@ class DispatchActor(Actor):
         self._fleet = fleet
         self._evaluator = evaluator
         self._report = report
+        self._ready = ready
         self._pending: dict[str, Admitted] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._superseded: dict[str, EvalSkip] = {}
@@ -150,8 +154,7 @@ class DispatchActor(Actor):
                 continue
             while len(self._pending) >= self._config.max_in_flight:  # it was higher in those days
                 await self._slot_freed.wait()
-            life.export_started_at = anyio.current_time()
-            admitted = self._pending[life.id] = Admitted(life)
+            admitted = self._pending[life.id] = Admitted(life, is_earlier=True)
             self._launch(admitted, None, 0.0)
 
     async def _admit(self, point: EvalPoint) -> Admitted:
@@ -287,6 +290,10 @@ class DispatchActor(Actor):
         outcome: Outcome | None = None
         try:
             with scope:
+                if admitted.is_earlier:
+                    if self._ready is not None:
+                        await self._ready()
+                    life.export_started_at = anyio.current_time()
                 snapshot = await self._export(admitted, capture)
                 life.weight_version = snapshot.weight_version
                 assert self._store is not None
