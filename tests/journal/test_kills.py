@@ -24,7 +24,7 @@ from vime.fsm.record import Record
 from vime.fsm.replay import replay
 from vime.fsm.tables import POINT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 NUM_KILLS = 200
