@@ -60,9 +60,11 @@ class Held:
     def release(self) -> None:
         """Leave the memory to the next capture."""
         assert self._buffer is not None, "released once"
-        self._wait()  # the next capture must not meet a copy that is still on its way
-        buffer, self._buffer = self._buffer, None
-        self._pool.give(buffer)
+        try:
+            self._wait()  # the next capture must not meet a copy that is still on its way
+        finally:
+            buffer, self._buffer = self._buffer, None
+            self._pool.give(buffer)
 
     def _wait(self) -> None:
         while self._copies:
