@@ -270,10 +270,49 @@ def ci_test(root: Path) -> Any:
     return None
 
 
+def leader_leaves(root: Path) -> Any:
+    """Training fails on rank 0, while rank 1 waits for the outcomes."""
+    try:
+        with Run(root).dispatcher() as dispatcher:
+            if dist.get_rank() == 0:
+                raise ArithmeticError("the loss is no number")
+            dispatcher.drain()
+    except (ArithmeticError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def follower_leaves(root: Path) -> Any:
+    """Rank 1 closes with its part of step 1 captured, and only then rank 0 dispatches it."""
+    dispatcher = Run(root, eval_export_timeout=100.0).dispatcher()
+    if dist.get_rank() == 1:
+        dispatcher.dispatch(1)
+        dispatcher.close()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return None
+    dispatcher.dispatch(1)
+    outcomes = outcomes_of(dispatcher)
+    dispatcher.close()
+    return outcomes
+
+
+RUNS = (
+    whole_run,
+    dropped_points,
+    failing_rank,
+    absent_rank,
+    leader_leaves,
+    follower_leaves,
+    wrong_flags,
+    ci_test,
+)
+
+
 def runs(root: Path) -> Any:
     """Several runs, one after the other, in the same processes."""
     found = {}
-    for scenario in (whole_run, dropped_points, failing_rank, absent_rank, wrong_flags, ci_test):
+    for scenario in RUNS:
         own = root / scenario.__name__
         own.mkdir(exist_ok=True)
         found[scenario.__name__] = scenario(own)

@@ -77,6 +77,15 @@ def test_a_rank_that_dispatches_other_points_holds_nobody(runs: Any) -> None:
     assert summary(first) == [(1, "skipped", "timeout_export", None), (2, "done", None, 2.0)]
 
 
+def test_a_rank_that_leaves_is_heard_by_the_others_at_once(runs: Any) -> None:
+    _, first, second = runs
+    assert first["leader_leaves"] == "the loss is no number"
+    assert second["leader_leaves"] == "rank 0 has closed its dispatcher"
+    (point,) = first["follower_leaves"]
+    assert point[:3] == [1, "skipped", "export_failed"]
+    assert "rank 1: this rank has closed its dispatcher" in point[4]
+
+
 def test_wrong_flags_are_told_on_every_rank(runs: Any) -> None:
     first = both(runs, "wrong_flags")
     assert "--eval-max-in-flight 0" in first[0]

@@ -59,9 +59,11 @@ class Board:
         ranks = tuple(dist.get_process_group_ranks(group))
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:12]
         distributed: Any = dist
-        # A connection of its own: others wait on theirs for minutes, and hold it meanwhile.
-        store = distributed.distributed_c10d._get_default_store().clone()
-        store.set_timeout(timedelta(seconds=_REPLY_TIMEOUT_S))
+        store = distributed.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):  # torch 2.8 and later
+            # A connection of its own: others wait on theirs for minutes, and hold it meanwhile.
+            store = store.clone()
+            store.set_timeout(timedelta(seconds=_REPLY_TIMEOUT_S))
         self._store: Any = distributed.PrefixStore(f"vime/{name}/{_num_boards[ranks]}", store)
         _num_boards[ranks] += 1
         self._closed = threading.Event()
