@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,13 @@ def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
         (["--eval-prompt-data", "sums@0", "x"], "sums@0 x: no such file"),
         (["--eval-prompt-data", "sums@0", "."], "sums@0: expected NAME@N with N of at least 1"),
         (["--eval-prompt-data", "sums@5", "x", "sums", "y"], "'sums' is given twice"),
+        (["--eval-prompt-data", "step", "."], "the name 'step' is vime's own"),
+        (["--eval-prompt-data", "", "."], "the name '' is empty"),
+        (["--eval-prompt-data", "a\nb", "."], "the name 'a\\nb' has characters that cannot be printed"),
+        (["--eval-prompt-data", "sums", "a\0b"], "--eval-prompt-data 'a\\x00b': expected a text without NUL"),
+        (["--eval-prompt-data", "sums", "x" * 5000], "no such file or directory (File name too long)"),
+        (["--hf-checkpoint", "x" * 5000], "no config.json there (File name too long)"),
+        (["--eval-hf-dir", "a\0b"], "--eval-hf-dir 'a\\x00b': expected a text without NUL"),
         (["--eval-reward", "best"], "--eval-reward 'best': expected one of exact"),
         (["--eval-reward", "f1", "--custom-rm-path", "a.b"], "--eval-reward f1 together with --custom-rm-path a.b"),
         (["--eval-reward-batch-size", "8"], "--eval-reward-batch-size 8 without --custom-rm-path"),
@@ -116,6 +124,31 @@ def test_each_refusal_names_the_flag_and_its_value(
 ) -> None:
     with pytest.raises(ConfigError, match=r".") as caught:
         validate_eval_args(parse(*fleet_words(base), *words))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        (
+            "eval_function_path",
+            len,
+            "--eval-function-path <built-in function len>: expected a text",
+        ),
+        ("custom_rm_path", len, "--custom-rm-path <built-in function len>: expected a text"),
+        ("eval_hf_dir", 5, "--eval-hf-dir 5: expected a text"),
+        ("eval_prompt_data", "sums x.jsonl", "--eval-prompt-data 'sums x.jsonl': expected a list"),
+        ("eval_prompt_data", {"sums": "x"}, "--eval-prompt-data {'sums': 'x'}: expected a list"),
+        ("eval_prompt_data", ["sums", 5], "--eval-prompt-data 5: expected a text"),
+    ],
+)
+def test_a_value_of_another_type_than_the_command_line_gives_is_named(
+    base: Path, attribute: str, value: Any, message: str
+) -> None:
+    args = parse(*fleet_words(base))
+    setattr(args, attribute, value)
+    with pytest.raises(ConfigError) as caught:
+        validate_eval_args(args)
     assert message in str(caught.value)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from vime.eval import ConfigError, EvalDispatcher
+from vime.eval.contracts import EvalOutput
 from vime.eval.dispatcher import SkippedPointsError
 from vime.fsm.tables import POINT
 from vime.rollout.base_types import RolloutFnEvalOutput
@@ -83,6 +84,13 @@ def test_a_rollout_output_of_a_framework_is_understood(tmp_path: Path) -> None:
         metrics = dispatcher.dispatch(1).result(0).metrics
     assert metrics["eval/sums"] == 0.5
     assert metrics["eval/extra"] == 3.0
+
+
+def test_what_vime_says_of_a_point_nobody_replaces(tmp_path: Path) -> None:
+    output = EvalOutput({"eval/step": 9.0, "eval/lag_steps": 9.0, "eval/toy": 0.5})
+    with EvalDispatcher.from_args(namespace(tmp_path), shared_eval=lambda _: output) as dispatcher:
+        metrics = dispatcher.dispatch(3).result(0).metrics
+    assert (metrics["eval/step"], metrics["eval/lag_steps"], metrics["eval/toy"]) == (3, 0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,46 @@ async def test_a_path_that_is_no_checkpoint_function_is_named(tmp_path: Path) ->
         (RolloutFnEvalOutput(data={"a": {"rewards": [1, None]}}), r"\['rewards'\]\[1\] is None"),
         (RolloutFnEvalOutput(data={"a": {"rewards": ["1"]}}), r"\['rewards'\]\[0\] is '1'"),
         (RolloutFnEvalOutput(metrics={"a": float("nan")}), r"metrics\['a'\] is nan"),
+        (
+            RolloutFnEvalOutput(data={"a": {"rewards": 1.0}}),
+            r"\['rewards'\] is 1.0: expected a list",
+        ),
+        (
+            RolloutFnEvalOutput(data={"a": {"rewards": [1, 0], "truncated": [True]}}),
+            r"data\['a'\]\['truncated'\] has 1 entries: expected one for each of the 2 rewards",
+        ),
+        (RolloutFnEvalOutput(data=[1]), "f: data is a list: expected a dictionary"),  # type: ignore[arg-type]
+        (RolloutFnEvalOutput(metrics=[1]), "f: metrics is a list"),  # type: ignore[arg-type]
+        (RolloutFnEvalOutput(metrics={5: 1.0}), "the metric's name 5 is no text"),  # type: ignore[dict-item]
+        (RolloutFnEvalOutput(data={" ": {"rewards": [1]}}), "an empty name"),
+        (RolloutFnEvalOutput(data={"a\n": {"rewards": [1]}}), "cannot be printed"),
+        (RolloutFnEvalOutput(data={"\ud800": {"rewards": [1]}}), "cannot be printed"),
+        (RolloutFnEvalOutput(data={"step": {"rewards": [1]}}), "'eval/step' is vime's own"),
+        (RolloutFnEvalOutput(metrics={"eval/step": 9}), "'eval/step' is vime's own"),
+        (RolloutFnEvalOutput(metrics={"skipped_busy": 1}), "'skipped_busy' is vime's own"),
     ],
 )
 def test_an_output_that_is_no_score_is_named(returned: Any, said: str) -> None:
     with pytest.raises(BackendOutputError, match=said):
         backend_metrics("f", returned)
+
+
+async def test_an_evaluation_that_is_no_coroutine_is_told_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(self: Recorder, checkpoint_dir: Path, input: RolloutFnEvalInput) -> Any:
+        return RolloutFnEvalOutput(metrics={"a": 1})
+
+    monkeypatch.setattr(Recorder, "evaluate_checkpoint", plain)
+    with pytest.raises(BackendOutputError, match="not a coroutine: declare it async def"):
+        await backend(tmp_path, None).evaluate(EvalPoint(7), SNAPSHOT)
+
+
+async def test_a_sample_that_json_can_hardly_hold_costs_no_score(tmp_path: Path) -> None:
+    samples = [{"text": "\ud800", "n": 2**70, "who": {1}}, {"text": "fine"}]
+    returned = RolloutFnEvalOutput(data={"a": {"rewards": [1, 0], "samples": samples}})
+    output = await backend(tmp_path, returned).evaluate(EvalPoint(7), SNAPSHOT)
+    assert output.samples_path is not None
+    first, second = map(json.loads, output.samples_path.read_text().splitlines())
+    assert first == {"dataset": "a", "text": "\ud800", "n": 2**70, "who": "{1}"}
+    assert second == {"dataset": "a", "text": "fine"}

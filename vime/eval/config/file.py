@@ -51,8 +51,11 @@ def read_config_file(path: str | Path) -> ConfigFile:
     file = ConfigFile()
     where = f"--eval-config {path}"
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        document = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 -- a SafeLoader
+    except OSError as error:
+        file.problems.append(f"{where}: cannot be read: {error.strerror}")
+        return file
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         file.problems.append(f"{where}: cannot be read: {error}")
         return file
     if not isinstance(document, Mapping):
@@ -65,6 +68,26 @@ def read_config_file(path: str | Path) -> ConfigFile:
         else:
             _read_flag(str(key), value, where, file)
     return file
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes no key twice: YAML forbids it, and PyYAML takes the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See PyYAML.
+
+        Raises:
+            yaml.constructor.ConstructorError: also for a key that was there before.
+        """
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _read_flag(key: str, value: Any, where: str, file: ConfigFile) -> None:
@@ -128,6 +151,9 @@ def _read_datasets(value: Any, where: str, file: ConfigFile) -> None:
         here = f"{where}: datasets[{number}]"
         if not isinstance(entry, Mapping) or not {"name", "path"} <= entry.keys():
             file.problems.append(f"{here}: {entry!r:.200}: expected a mapping with name and path")
+            continue
+        if entry["name"] is None or entry["path"] is None:
+            file.problems.append(f"{here}: {entry!r:.200}: name and path cannot be empty")
             continue
         pairs += [str(entry["name"]), str(entry["path"])]
         found[name_and_count(str(entry["name"]))[0]] = _settings(entry, here, file)

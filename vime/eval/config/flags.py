@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,12 @@ class Flag:
             fits = _is_number(value, self.parse) and not (
                 self.minimum is not None and not value >= self.minimum  # NaN is not, either
             )
+        elif self.group == _FRAME and (self.many or not isinstance(value, str)):
+            fits = True  # the framework's own, and only looked at
+        elif self.many:
+            return _words_problem(value)
         else:
-            fits = True
+            return _text_problem(value)
         return None if fits else f"{value!r}: expected {self.expected}"
 
     def read(self, word: str) -> Any:
@@ -76,6 +81,19 @@ class Flag:
             return self.parse(word)
         except ValueError:
             return word
+
+
+def _words_problem(value: Any) -> str | None:
+    if isinstance(value, (list, tuple)):
+        return next((p for word in value if (p := _text_problem(word))), None)
+    return f"{value!r:.200}: expected a list of words"
+
+
+def _text_problem(value: Any) -> str | None:
+    """Texts and paths are texts; the operating system takes none with a NUL in it."""
+    if not isinstance(value, (str, os.PathLike)):
+        return f"{value!r:.200}: expected a text"
+    return f"{str(value)!r:.200}: expected a text without NUL" if "\0" in str(value) else None
 
 
 def _is_number(value: object, kind: object) -> bool:

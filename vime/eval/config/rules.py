@@ -12,6 +12,7 @@ from vime.eval.config.flags import BY_DEST, value_of
 from vime.eval.config.layout import eval_group
 from vime.eval.config.sizes import parse_size
 from vime.eval.loading import eval_function_problem, load_object
+from vime.eval.metric_names import set_name_problem
 
 
 def _missing(args: argparse.Namespace, dest: str) -> str:
@@ -68,10 +69,10 @@ def fleet_problems(args: argparse.Namespace) -> list[str]:
             f"{_missing(args, 'hf_checkpoint')}: with --eval-num-gpus {gpus} engines start from "
             "it, and every snapshot is checked against it"
         )
-    elif not Path(get("hf_checkpoint"), "config.json").is_file():
+    elif (absent := _absent(Path(get("hf_checkpoint"), "config.json"))) is not None:
         problems.append(
-            f"--hf-checkpoint {get('hf_checkpoint')}: no config.json there; expected a Hugging "
-            "Face checkpoint directory"
+            f"--hf-checkpoint {get('hf_checkpoint')}: no config.json there{absent}; expected a "
+            "Hugging Face checkpoint directory"
         )
     if sized:
         problems += _layout_problems(args)
@@ -147,6 +148,14 @@ def run_problems(args: argparse.Namespace) -> list[str]:
     return []
 
 
+def _absent(path: Path) -> str | None:
+    """``None`` when something is there; else why one cannot tell, or nothing."""
+    try:
+        return None if path.exists() else ""
+    except OSError as error:  # a name that is too long, a directory that may not be searched
+        return f" ({error.strerror})"
+
+
 def data_problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the eval sets and their settings."""
     get = value_of(args)
@@ -167,9 +176,14 @@ def data_problems(args: argparse.Namespace) -> list[str]:
         f"--eval-prompt-data: the name {n!r} is given twice" for n in {*names} if names.count(n) > 1
     ]
     problems += [
-        f"--eval-prompt-data {word} {path}: no such file or directory"
+        f"--eval-prompt-data: the name {n!r} {problem}"
+        for n in dict.fromkeys(names)
+        if (problem := set_name_problem(n))
+    ]
+    problems += [
+        f"--eval-prompt-data {word} {path}: no such file or directory{absent}"
         for word, path in zip(pairs[::2], pairs[1::2], strict=True)
-        if not Path(path).exists()
+        if (absent := _absent(Path(path))) is not None
     ]
     problems += [
         f"--eval-prompt-data {word}: expected NAME@N with N of at least 1"

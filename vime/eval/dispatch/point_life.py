@@ -93,8 +93,8 @@ class PointLife:
     ) -> Outcome:
         duration_s = anyio.current_time() - self.dispatched_at
         lag_steps = max(0, training_step - self.point.rollout_id)
-        metrics = self._timings(duration_s, lag_steps)
-        metrics |= output.metrics if output else {f"eval/skipped_{reason}": 1.0}
+        metrics = output.metrics if output else {f"eval/skipped_{reason}": 1.0}
+        metrics = metrics | self._timings(duration_s, lag_steps)  # nobody else says those
         outcome = Outcome(
             rollout_id=self.point.rollout_id,
             state="skipped" if output is None else "done",

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 from vime.eval.contracts import EvalOutput
+from vime.eval.metric_names import metric_name
 from vime.rollout.base_types import RolloutFnEvalOutput
 
 
@@ -16,23 +17,22 @@ def shared_output(returned: Any) -> EvalOutput:
 
     Args:
         returned: ``None``, a mapping of metric names to numbers, an ``EvalOutput``, or a
-            ``RolloutFnEvalOutput`` (its rewards' mean becomes ``eval/<dataset>``). A name
-            without a ``/`` is put under ``eval/``.
+            ``RolloutFnEvalOutput``, whose metrics are those that a backend's would have
+            (:func:`~vime.eval.runner.backend.backend_metrics`). A name without a ``/`` is put
+            under ``eval/``.
 
     Raises:
         TypeError: it is none of these, or a metric is no finite number.
+        ValueError: a name is none that may be reported, or an output has no score in it.
     """
     if returned is None:
         return EvalOutput({})
     if isinstance(returned, EvalOutput):
         return returned
     if isinstance(returned, RolloutFnEvalOutput):
-        means = {
-            name: sum(data["rewards"]) / len(data["rewards"])
-            for name, data in returned.data.items()
-            if data.get("rewards")
-        }
-        return EvalOutput(_named({**means, **(returned.metrics or {})}))
+        from vime.eval.runner.backend import backend_metrics
+
+        return EvalOutput(backend_metrics("shared_eval", returned))
     if isinstance(returned, Mapping):
         return EvalOutput(_named(returned))
     raise TypeError(
@@ -45,6 +45,4 @@ def _named(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         if not isinstance(value, Real) or not math.isfinite(value):
             raise TypeError(f"shared_eval: metric {name!r} is {value!r}: expected a finite number")
-    return {
-        name if "/" in name else f"eval/{name}": float(value) for name, value in metrics.items()
-    }
+    return {metric_name(name): float(value) for name, value in metrics.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import anyio.to_thread
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, Snapshot
 from vime.eval.loading import load_object
+from vime.eval.metric_names import metric_name
 from vime.eval.runner.metrics import clustered_stderr
 from vime.eval.runner.samples import samples_path, write_samples
 from vime.rollout.base_types import (
@@ -54,9 +56,15 @@ class BackendEvaluation:
         """
         if self._function is None:
             self._function = self._construct()
-        returned = await self._function.evaluate_checkpoint(
+        returning = self._function.evaluate_checkpoint(
             snapshot.path, RolloutFnEvalInput(point.rollout_id)
         )
+        if not inspect.isawaitable(returning):
+            raise BackendOutputError(
+                f"{self._path}: evaluate_checkpoint returned {type(returning).__name__}, not a "
+                "coroutine: declare it async def"
+            )
+        returned = await returning
         metrics = backend_metrics(self._path, returned)
         rows = list(sample_rows(returned))
         path = None
@@ -89,52 +97,82 @@ def backend_metrics(function: str, returned: Any) -> dict[str, float]:
     sample by itself: the function does not say which share a prompt), and, where the lists
     are there, ``eval/{name}/truncated_ratio`` and ``eval/{name}/response_len/mean``. The
     function's own ``metrics`` come last and may replace them; a name without ``/`` is put
-    under ``eval/``.
+    under ``eval/``. What vime says of each point (``eval/step`` …) nobody can replace.
 
     Raises:
-        BackendOutputError: no :class:`RolloutFnEvalOutput`, nothing in it, or no numbers.
+        BackendOutputError: no :class:`RolloutFnEvalOutput`, nothing in it, no numbers, lists of
+            different lengths, or a name that cannot be reported.
     """
     if not isinstance(returned, RolloutFnEvalOutput):
         raise BackendOutputError(
             f"{function} returned {type(returned).__name__}: expected a RolloutFnEvalOutput"
         )
     metrics: dict[str, float] = {}
-    for name, data in returned.data.items():
-        rewards = _numbers(function, f"data[{name!r}]", data, "rewards")
-        if not rewards:
-            raise BackendOutputError(
-                f"{function}: data[{name!r}] has no 'rewards': expected a list with one number a "
-                "sample"
-            )
-        metrics[f"eval/{name}"] = math.fsum(rewards) / len(rewards)
-        error = clustered_stderr(rewards, range(len(rewards)))
-        if error is not None:
-            metrics[f"eval/{name}/stderr"] = error
-        for key, metric in (
-            ("truncated", "truncated_ratio"),
-            ("response_lengths", "response_len/mean"),
-        ):
-            values = _numbers(function, f"data[{name!r}]", data, key)
-            if values:
-                metrics[f"eval/{name}/{metric}"] = math.fsum(values) / len(values)
-    for key, value in (returned.metrics or {}).items():
-        metric = key if "/" in key else f"eval/{key}"
-        metrics[metric] = _number(f"{function}: metrics[{key!r}]", value)
+    for name, data in _mapping(f"{function}: data", returned.data).items():
+        metrics |= _set_metrics(function, name, data)
+    for key, value in _mapping(f"{function}: metrics", returned.metrics or {}).items():
+        metrics[_name(function, key)] = _number(f"{function}: metrics[{key!r}]", value)
     if not metrics:
         raise BackendOutputError(f"{function} returned neither data nor metrics: no score in it")
     return metrics
 
 
-def _numbers(function: str, where: str, data: Any, key: str) -> list[float]:
+def _set_metrics(function: str, name: Any, data: Any) -> dict[str, float]:
+    """The metrics of one set."""
+    where = f"{function}: data[{name!r}]"
+    root = _name(function, f"eval/{name}" if str(name).strip() else "")
+    rewards = _numbers(where, data, "rewards")
+    if not rewards:
+        raise BackendOutputError(
+            f"{where} has no 'rewards': expected a list with one number a sample"
+        )
+    metrics = {root: math.fsum(rewards) / len(rewards)}
+    error = clustered_stderr(rewards, range(len(rewards)))
+    if error is not None:
+        metrics[f"{root}/stderr"] = error
+    for key, metric in (
+        ("truncated", "truncated_ratio"),
+        ("response_lengths", "response_len/mean"),
+    ):
+        values = _numbers(where, data, key)
+        if values and len(values) != len(rewards):
+            raise BackendOutputError(
+                f"{where}[{key!r}] has {len(values)} entries: expected one for each of the "
+                f"{len(rewards)} rewards"
+            )
+        if values:
+            metrics[f"{root}/{metric}"] = math.fsum(values) / len(values)
+    return metrics
+
+
+def _mapping(where: str, value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise BackendOutputError(f"{where} is a {type(value).__name__}: expected a dictionary")
+    return value
+
+
+def _name(function: str, name: Any) -> str:
+    try:
+        if name == "":
+            raise ValueError("a set or a metric has an empty name")
+        return metric_name(name)
+    except ValueError as error:
+        raise BackendOutputError(f"{function}: {error}") from None
+
+
+def _numbers(where: str, data: Any, key: str) -> list[float]:
     if not isinstance(data, Mapping):
         raise BackendOutputError(
-            f"{function}: {where} is a {type(data).__name__}: expected a dictionary with 'rewards'"
+            f"{where} is a {type(data).__name__}: expected a dictionary with 'rewards'"
         )
     values = data.get(key)
-    return [
-        _number(f"{function}: {where}[{key!r}][{i}]", value)
-        for i, value in enumerate([] if values is None else values)
-    ]
+    try:
+        values = [] if values is None else list(values)
+    except TypeError:
+        raise BackendOutputError(
+            f"{where}[{key!r}] is {values!r:.100}: expected a list with one number a sample"
+        ) from None
+    return [_number(f"{where}[{key!r}][{i}]", value) for i, value in enumerate(values)]
 
 
 def _number(where: str, value: Any) -> float:

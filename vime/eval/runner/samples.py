@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,21 @@ def write_samples(path: Path, rows: Iterable[Sample | Mapping[str, Any]]) -> Non
     try:
         with part.open("wb") as file:
             for row in rows:
-                file.write(orjson.dumps(row, default=str, option=_OPTIONS))
+                file.write(_line(row))
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _line(row: Sample | Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row, default=str, option=_OPTIONS)
+    except (
+        TypeError
+    ):  # half of a surrogate pair, a number beyond 64 bits: no reason to lose a score
+        plain = asdict(row) if isinstance(row, Sample) else dict(row)
+        return json.dumps(plain, default=str, skipkeys=True).encode() + b"\n"
 
 
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
