@@ -552,6 +552,16 @@ async def test_stop_ends_what_is_not_done_in_time(world: World) -> None:
     assert world.kinds == ["started", "stopped"]
 
 
+async def test_a_thread_that_never_ends_does_not_hold_up_a_stopped_actors_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vime.eval.actor.remote._EXIT_S", 0.1)
+    async with world.actor(stop_timeout_s=1e6) as ref:
+        await ref.ask(("leave_a_thread",))
+    assert world.journal == ["started", "stopped"]
+    assert world.kinds == ["started", "stopped"]
+
+
 async def test_stop_stops_in_a_cancelled_scope(world: World) -> None:
     with anyio.CancelScope() as scope:
         async with world.actor() as ref:

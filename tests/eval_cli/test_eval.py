@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 
 from tests.snapshots import FINAL_NORM, change_tensors, checkpoints
 from vime.cli import main
+from vime.eval.contracts import Outcome
 from vime.eval_cli.checkpoints import Numbers, Watch, step_of
+from vime.eval_cli.evaluate import _reason
 from vime.eval_cli.ledger import Ledger, Scored, checkpoint_identity, settings_identity
 
 pytestmark = pytest.mark.slow
@@ -264,15 +267,26 @@ def test_a_checkpoint_is_its_weights_and_its_tokenizer(checkpoints: Path, tmp_pa
         (["nowhere"], "nowhere: no such directory"),
         (["{whole}"], "nothing to evaluate with: --eval-num-gpus N makes a fleet"),
         (["{whole}", "--eval-num-gpus", "1", "--eval-top-p", "3"], "--eval-top-p 3.0"),
+        (["{whole}/.."], "no checkpoint, and checkpoints are in it: name them ({whole}/../*)"),
+        (["{whole}", "--scores", "{whole}", "--eval-function-path", BACKEND], "--scores {whole}: Is a d"),
         (["{whole}", "--poll", "-1"], "argument --poll: '-1': expected seconds"),
     ],
-)
+)  # fmt: skip
 def test_bad_usage_is_one_line_and_status_2(
     words: list[str], message: str, checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", *(word.format(whole=checkpoints / "whole") for word in words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message.format(whole=checkpoints / "whole") in line
+
+
+def test_an_error_of_several_lines_is_told_whole() -> None:
+    try:
+        raise ValueError("the first\nthe second")
+    except ValueError:
+        detail = traceback.format_exc()
+    outcome = Outcome(1, "skipped", "crashed", detail, None, {}, 0, 0.0, 0.0)
+    assert _reason(outcome) == "crashed: ValueError: the first the second"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,6 +299,9 @@ def test_a_tracker_a_callable_and_a_name_are_trackers(tmp_path: Path) -> None:
     mine = Recorder()
     assert as_tracker(mine) is mine
     seen: list[Outcome] = []
+    as_tracker(SimpleNamespace(log=seen.append)).log(outcome(3))  # it has nothing to close
+    assert [o.rollout_id for o in seen] == [3]
+    seen.clear()
     called = as_tracker(seen.append)
     assert isinstance(called, CallableTracker)
     called.log(outcome(3))
@@ -402,6 +406,18 @@ def test_a_tracker_that_blocks_holds_neither_the_others_nor_the_close(
     for lane in trackers._lanes:
         lane.thread.join(10)
     assert good.steps == blocked.steps == [1, 2]
+
+
+def test_a_tracker_that_was_waited_for_in_vain_does_not_hold_up_the_close_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracking, "LATE_TRACKER_S", 0.0)
+    gate = threading.Event()
+    trackers = Trackers([Recorder(gate)])
+    trackers.log(outcome(1))
+    assert not trackers.flush(0.01)
+    trackers.close(1e6)  # it returns
+    gate.set()
 
 
 def test_a_tracker_that_is_slow_is_reported_once_while_the_run_goes_on(

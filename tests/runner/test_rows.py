@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,27 @@ def test_a_saved_dict_of_several_splits_wants_one_of_them_named(tmp_path: Path) 
     assert len(examples(tmp_path / "d" / "test")) == 5
 
 
+@pytest.mark.parametrize("form", [as_lines, as_array])
+def test_a_number_of_any_length_keeps_its_digits(form: Any, tmp_path: Path) -> None:
+    labels = [2**63, 2**64, -(2**90), 10**300 + 1, 0.1234567890123456789]
+    rows = [{"input": "x", "label": label, "more": None} for label in labels]
+    assert [e.label for e in examples(form(tmp_path / "a.json", rows))] == labels
+
+
+def test_more_examples_may_be_asked_for_than_there_are(tmp_path: Path) -> None:
+    assert len(examples(as_lines(tmp_path / "a.jsonl"), take=10**20)) == 5
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (said,) = problems(tmp_path / "pipe")
+    assert said == f"{tmp_path}/pipe: expected a file or a directory, not a pipe or a device"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
+        ("a.jsonl", b'{"input": "x", "label": %s}' % (b"9" * 400), "a.jsonl:1: not JSON"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.json", b"[1, 2", "not JSON"),
         ("a.json", b'[{"input": "x", "label": 1}, 3]', "a.json[1]: a JSON number; expected an object"),

@@ -145,7 +145,7 @@ def test_an_evaluation_that_hangs_ends_at_its_deadline_and_the_runner_goes_on(
         return hung, took_s, await runner.handle(Evaluate(EvalPoint(1), SNAPSHOT, None))
 
     hung, took_s, scored = run_virtual(main)
-    assert hung == Refusal("timeout_eval", "the evaluation took longer than 3600 s")
+    assert hung == Refusal("timeout_eval", "the evaluation took longer than --eval-timeout 3600 s")
     assert took_s == pytest.approx(3600.0)
     assert isinstance(scored, EvalOutput)
 
@@ -158,7 +158,10 @@ async def test_code_that_blocks_the_runners_loop_costs_its_process_and_no_later_
         first = await evaluate(0)
         skip = await refused(evaluate, 1, timeout_s=0.5)
         assert skip.reason == "timeout_eval"
-        assert "gave no answer within 0.5 s, and was ended" in skip.detail
+        assert (
+            "gave no answer within 0.5 s (--eval-timeout 0.5 and some grace), and was"
+            in skip.detail
+        )
         assert (await evaluate(2)).metrics != first.metrics
 
 

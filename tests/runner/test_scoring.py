@@ -146,7 +146,7 @@ def test_a_pattern_is_searched_for_anywhere() -> None:
     ("reward", "label"),
     [
         (choice, "none"), (choice, -1), (choice, True), (choice, None), (choice, "5"),
-        (numeric, "none"), (numeric, None), (numeric, float("nan")), (numeric, True),
+        (numeric, "none"), (numeric, None), (numeric, float("nan")), (numeric, True), (numeric, 10**400),
         (f1, []), (regex, "("), (regex, 3),
     ],
 )  # fmt: skip

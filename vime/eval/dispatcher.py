@@ -118,7 +118,10 @@ class EvalDispatcher:
             shared_eval: ``shared_eval(rollout_id)``, the framework's own blocking eval; used
                 when there is neither a fleet nor a ``CheckpointEvalFn``. It may return metrics
                 (a dictionary), a ``RolloutFnEvalOutput`` or ``None``.
-            trackers: objects with ``log(outcome)``, or callables that take an outcome.
+            trackers: objects with ``log(outcome)`` and, if they hold something, ``close()``;
+                callables that take an outcome; or the names ``tensorboard``, ``wandb`` and
+                ``mlflow``. The classes behind those names, with their settings, are in
+                :mod:`vime.eval.outcomes.tracking`.
             site: where engines and runner live; this machine if absent. On a Ray cluster use
                 :class:`vime.ray.dispatcher.RayEvalDispatcher`, which brings its own.
 
@@ -241,11 +244,13 @@ class EvalDispatcher:
     def close(self) -> None:
         """End everything that the run started; pending points are skipped as ``cancelled``.
 
-        Takes at most ``--eval-dispose-timeout`` seconds; calling it again does nothing.
+        Takes at most ``--eval-dispose-timeout`` seconds and one more; calling it again does
+        nothing.
         """
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + self.config.dispose_timeout_s
         self._end_loop()
         self._thread.join(self.config.dispose_timeout_s)
         if self._thread.is_alive():
@@ -254,7 +259,7 @@ class EvalDispatcher:
                 "this process",
                 self.config.dispose_timeout_s,
             )
-        self._parts.trackers.close(self.config.dispose_timeout_s)
+        self._parts.trackers.close(max(deadline - time.monotonic(), 1.0))
         if not self._thread.is_alive():
             self._parts.close()
 

@@ -33,7 +33,13 @@ class Site(Protocol):
         """The engines and their router."""
 
     def make_runner(self, factory_path: str, args: tuple[Any, ...], log_path: Path) -> ActorRef:
-        """The eval runner; it starts with the first message."""
+        """The eval runner; it starts with the first message.
+
+        Args:
+            factory_path: of the runner.
+            args: of the factory; the first one is the config.
+            log_path: what the runner prints.
+        """
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Entered before the fleet and left after it: what the site needs for itself."""
@@ -65,7 +71,15 @@ class ThisMachine:
         """See :class:`Site`."""
         from vime.eval.actor import ProcessActor
 
-        return ProcessActor(factory_path, args, name=log_path.stem, log_path=log_path)
+        config: EvalConfig = args[0]
+        # What does not stop is killed, with time left to close all that comes after the runner.
+        return ProcessActor(
+            factory_path,
+            args,
+            name=log_path.stem,
+            log_path=log_path,
+            stop_timeout_s=min(10.0, config.dispose_timeout_s / 2),
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from vime.eval.config import ConfigError, EvalConfig
     from vime.eval.fleet.supervisor import FleetStartError
 
-    named = list(dict.fromkeys(_directory(path) for path in args.checkpoints))
+    named = list(dict.fromkeys(_checkpoint(path) for path in args.checkpoints))
     watch = None if args.watch is None else Watch(_directory(args.watch), named)
     if not named and watch is None:
         raise UsageError("nothing to evaluate: name a CHECKPOINT_DIR, or --watch DIR")
@@ -123,7 +123,18 @@ def _job(args: argparse.Namespace, config: EvalConfig) -> Job:
     try:
         return Job(args, config, Ledger(Path(args.scores)), settings_identity(config))
     except OSError as error:
-        raise UsageError(f"{error.filename or args.scores}: {error.strerror or error}") from error
+        raise UsageError(f"--scores {args.scores}: {error.strerror or error}") from error
+
+
+def _checkpoint(name: str) -> Path:
+    path = _directory(name)
+    holds = sorted(str(child.parent) for child in path.glob("*/config.json"))
+    if holds and not (path / "config.json").exists():
+        raise UsageError(
+            f"{name}: no checkpoint, and checkpoints are in it: name them ({name}/*), or --watch "
+            f"{name} --idle-timeout 0"
+        )
+    return path
 
 
 def _directory(name: str) -> Path:
@@ -328,5 +339,12 @@ def _scores(metrics: dict[str, float]) -> str:
 
 
 def _reason(outcome: Outcome) -> str:
+    """The reason with its last line; of a traceback, with all that the error says."""
     lines = (outcome.detail or "").strip().splitlines()
-    return f"{outcome.reason}: {lines[-1]}" if lines else str(outcome.reason)
+    if not lines:
+        return str(outcome.reason)
+    last = len(lines) - 1
+    if lines[0].startswith("Traceback "):
+        indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
+        last = min(max(indented, default=-1) + 1, last)
+    return f"{outcome.reason}: {' '.join(lines[last:])}"

@@ -24,6 +24,9 @@ _BOOT: Final = (
 )
 #: How long a dead child's last bytes may take to arrive, in seconds.
 _LAST_BYTES_S: Final = 1.0
+#: How long a stopped actor's process may take to exit, in seconds. Python waits for every thread
+#: that user code has left behind, and such a thread may never end.
+_EXIT_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,8 @@ class ProcessActor:
     async def _stop_in_turn(self) -> None:
         life = self._life
         if life is not None and await self._exchange(life, Kind.STOP, b"") is not None:
-            await life.process.wait()
+            with anyio.move_on_after(_EXIT_S):
+                await life.process.wait()
 
     async def _bury(self, life: _Life, how: str = "") -> ActorDied:
         """Let go of a process that has died or is of no use; returns the error that says how."""

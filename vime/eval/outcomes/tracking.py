@@ -33,14 +33,16 @@ log = logging.getLogger("vime")
 
 #: A tracker that works on one outcome for longer than this is reported once, in seconds.
 SLOW_TRACKER_S = 30.0
+#: How long the end of a run still waits for a tracker that an earlier wait was in vain for.
+LATE_TRACKER_S = 2.0
 
 
 def as_tracker(obj: Any, run_dir: Path | None = None) -> Tracker:
     """What a user passed as a tracker, as a :class:`~vime.eval.contracts.Tracker`.
 
     Args:
-        obj: a tracker (``log`` and ``close``), a callable that takes an outcome, or one of the
-            names ``jsonl``, ``tensorboard``, ``wandb`` and ``mlflow``.
+        obj: a tracker (``log``, and ``close`` if it holds something), a callable that takes an
+            outcome, or one of the names ``jsonl``, ``tensorboard``, ``wandb`` and ``mlflow``.
         run_dir: where the named ones write; the working directory if absent.
 
     Raises:
@@ -59,11 +61,13 @@ def as_tracker(obj: Any, run_dir: Path | None = None) -> Tracker:
         return named[obj]()
     if isinstance(obj, Tracker) and not isinstance(obj, type):
         return obj
+    if callable(log_it := getattr(obj, "log", None)) and not isinstance(obj, type):
+        return CallableTracker(log_it)
     if callable(obj) and not isinstance(obj, type):
         return CallableTracker(obj)
     raise ValueError(
-        f"tracker {obj!r}: expected an object with log(outcome) and close(), a callable that takes "
-        f"an outcome, or one of {', '.join(named)}"
+        f"tracker {obj!r}: expected an object with log(outcome), a callable that takes an outcome, "
+        f"or one of {', '.join(named)}"
     )
 
 
@@ -88,6 +92,7 @@ class _Lane:
         self._lock = threading.Lock()
         self._busy_since: float | None = None
         self._slow_reported = False
+        self.is_late = False  # somebody has waited for it in vain
         self.thread = threading.Thread(target=self._run, name=f"vime-{self.name}", daemon=True)
         self.thread.start()
 
@@ -110,6 +115,11 @@ class _Lane:
 
     def stop(self) -> None:
         self._queue.put(None)
+
+    def patience(self, deadline: float) -> float:
+        """How long to wait for it, in seconds; a blocked one holds the end of a run up once."""
+        left = max(deadline - time.monotonic(), 0.0)
+        return min(left, LATE_TRACKER_S) if self.is_late else left
 
     def _report_if_slow(self) -> None:
         since = self._busy_since
@@ -203,9 +213,10 @@ class Trackers:
             lane
             for lanes in self._in_order()
             for lane, mark in [(lane, lane.mark()) for lane in lanes if lane.thread.is_alive()]
-            if not mark.wait(max(deadline - time.monotonic(), 0.0))
+            if not mark.wait(lane.patience(deadline))
         ]
         for lane in late:
+            lane.is_late = True
             log.warning(
                 "tracker %s is not done after %.4g s: %d outcomes wait for it",
                 lane.name,
@@ -236,7 +247,7 @@ class Trackers:
         for lane in lanes:
             lane.stop()
         for lane in lanes:
-            lane.thread.join(max(deadline - time.monotonic(), 0.0))
+            lane.thread.join(lane.patience(deadline))
             if lane.thread.is_alive():
                 log.warning(
                     "tracker %s did not close within %.4g s: %d outcomes were not recorded by it",

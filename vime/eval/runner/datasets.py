@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -83,7 +84,7 @@ def load_datasets(config: EvalConfig) -> tuple[Dataset, ...]:
         before = len(problems)
         examples = tuple(_examples(settings, problems))
         if not examples and len(problems) == before:
-            problems.append(f"{settings.path}: no examples in it; expected one JSON object a line")
+            problems.append(f"{settings.path}: no examples in it")
         datasets.append(Dataset(settings.name, examples, settings))
     if problems:
         raise DatasetError(problems)
@@ -92,7 +93,8 @@ def load_datasets(config: EvalConfig) -> tuple[Dataset, ...]:
 
 def _examples(settings: DatasetSettings, problems: list[str]) -> Iterator[Example]:
     index = 0
-    for where, row in islice(read_rows(settings.path, problems), settings.take):
+    take = None if settings.take is None else min(settings.take, sys.maxsize)
+    for where, row in islice(read_rows(settings.path, problems), take):
         found = _row_problems(where, row, settings)
         problems += found
         if not found:

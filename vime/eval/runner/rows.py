@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ Row = tuple[str, dict[str, Any]]
 """Where it stands, for messages (``FILE:LINE``), and what it says."""
 
 _UTF8_BOM = b"\xef\xbb\xbf"
+_LONG_NUMBER = re.compile(rb"\d{19}")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
@@ -24,7 +27,10 @@ def read_rows(path: Path, problems: list[str]) -> Iterator[Row]:
         problems: one sentence for each thing that is wrong.
     """
     try:
-        if path.is_dir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # It would be empty when the runner reads it again, or hold the reader up for good.
+            problems.append(f"{path}: expected a file or a directory, not a pipe or a device")
+        elif path.is_dir():
             yield from _directory_rows(path, problems)
         elif path.suffix == ".parquet":
             yield from _parquet_rows(path, problems)
@@ -112,8 +118,8 @@ def _begins_with_bracket(path: Path) -> bool:
 
 def _array_rows(path: Path, problems: list[str]) -> Iterator[Row]:
     try:
-        rows = orjson.loads(path.read_bytes().removeprefix(_UTF8_BOM))
-    except orjson.JSONDecodeError as error:
+        rows = _parsed(path.read_bytes().removeprefix(_UTF8_BOM))
+    except json.JSONDecodeError as error:
         problems.append(
             f"{path}:{error.lineno}: not JSON at column {error.colno}: {error.msg}; expected a "
             "list of objects"
@@ -132,14 +138,29 @@ def _line_rows(path: Path, problems: list[str]) -> Iterator[Row]:
                 continue
             where = f"{path}:{number}"
             try:
-                row = orjson.loads(text)
-            except orjson.JSONDecodeError as error:
+                row = _parsed(text)
+            except json.JSONDecodeError as error:
                 problems.append(
                     f"{where}: not JSON at column {error.colno}: {error.msg}; expected one JSON "
                     "object a line, in UTF-8"
                 )
                 continue
             yield from _object(where, row, problems)
+
+
+def _parsed(text: bytes) -> Any:
+    """The value of a JSON text, whose integers are exact: a label may be a number of 30 digits.
+
+    Raises:
+        json.JSONDecodeError: it is no JSON, or holds an integer of more digits than Python reads.
+    """
+    value = orjson.loads(text)  # quick and strict; beyond 64 bits it makes a float of an integer
+    if not _LONG_NUMBER.search(text):
+        return value
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise json.JSONDecodeError(str(error), text.decode(), 0) from error
 
 
 def _object(where: str, row: Any, problems: list[str]) -> Iterator[Row]:

@@ -99,7 +99,9 @@ class EvalRunner(Actor):
         try:
             with anyio.move_on_after(limit_s):
                 return await self._evaluate(message)
-            return Refusal("timeout_eval", f"the evaluation took longer than {limit_s:.4g} s")
+            return Refusal(
+                "timeout_eval", f"the evaluation took longer than --eval-timeout {limit_s:.4g} s"
+            )
         except Exception as error:
             skip = _only_skip(error)
             if skip is not None:
@@ -202,7 +204,9 @@ class RunnerEvaluator:
         except TimeoutError as error:
             raise EvalSkip(
                 "timeout_eval",
-                f"the eval runner gave no answer within {limit_s:.4g} s, and was ended",
+                f"the eval runner gave no answer within {limit_s:.4g} s (--eval-timeout "
+                f"{self._timeout_s:.4g} and some grace), and was ended: something blocks its event "
+                "loop",
             ) from error
         if isinstance(answer, Refusal):
             raise EvalSkip(answer.reason, answer.detail)

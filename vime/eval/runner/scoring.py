@@ -7,6 +7,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -131,9 +132,10 @@ def last_number(text: str) -> float | None:
 
 
 def _label_number(label: Any) -> float:
-    if isinstance(label, (int, float)) and not isinstance(label, bool) and math.isfinite(label):
-        return float(label)
     found = last_number(label) if isinstance(label, str) else None
+    if isinstance(label, (int, float)) and not isinstance(label, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            found = float(label) if math.isfinite(label) else None
     if found is None:
         raise LabelError(f"the label is {label!r:.100}: expected a number, or a text with one")
     return found
