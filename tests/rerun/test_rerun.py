@@ -237,8 +237,21 @@ def test_a_plain_install_brings_what_a_rerun_needs() -> None:
 def test_a_trace_of_a_real_run_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "rerun", str(REAL)]) == 0
     assert list(check(read_trace(REAL), ended=True)) == []
-    resumed = Path(__file__).parents[1] / "traces" / "resumed.jsonl"
-    assert main(["trace", "rerun", str(resumed)]) == 0
+    for name in ("resumed", "resumed_real"):
+        path = Path(__file__).parents[1] / "traces" / f"{name}.jsonl"
+        assert main(["trace", "rerun", str(path)]) == 0
+
+
+def test_of_a_resumed_run_a_changed_record_of_any_part_is_named() -> None:
+    path = Path(__file__).parents[1] / "traces" / "resumed_real.jsonl"
+    records = list(read_trace(path))
+    points = [n for n, record in enumerate(records) if record.machine == "point"]
+    assert len({records[n].run_id for n in points}) == 3
+    for index in points:
+        forged = replace(records[index], reason=FORGERIES["reason"](records[index]))
+        divergence = rerun([*records[:index], forged, *records[index + 1 :]]).divergence
+        assert divergence is not None
+        assert divergence.record == forged
 
 
 def test_a_trace_that_was_written_by_hand_diverges_where_no_dispatcher_would_go(
