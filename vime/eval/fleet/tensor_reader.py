@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from blake3 import blake3
 
+from vime.eval.fleet.host_memory import HostMemory
 from vime.eval.snapshot.files import open_regular
 from vime.eval.snapshot.manifest import ManifestTensor, combined_digest
 from vime.eval.snapshot.stamps import FULL, stamps
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class TensorReader:
     """Iterates over the weights of a checkpoint, and keeps account of what it gave.
 
-    Each tensor is read into memory of its own, digested there, and given from there: nothing
-    that happens to the file afterwards can make the account untrue. Not a map of the file,
+    Each tensor is read into memory that nobody else has, digested there, and given from there:
+    nothing that happens to the file afterwards can make the account untrue. Not a map of the file,
     because there a page is only read when it is used.
 
     Args:
@@ -62,16 +63,16 @@ class TensorReader:
             OSError: a file cannot be read.
             ValueError: a file became shorter, or holds a type that torch lacks.
         """
-        import torch
-
+        memory = HostMemory()
         places = sorted((info.file, info.start, name) for name, info in self._infos.items())
         for _, _, name in places:
             info = self._infos[name]
-            data = torch.empty(info.num_bytes, dtype=torch.uint8, device="cpu")
+            data = memory.take(info.num_bytes)
             self._fill(_bytes_of(data), info)
             tensor = data.view(_torch_dtype(info.dtype)).view(info.shape)
             self._account(name, info, data, tensor)
             yield name, tensor
+            del data, tensor  # the next one may have the memory, if the loader let go of it
 
     def _fill(self, buffer: memoryview, info: TensorInfo) -> None:
         with open_regular(self._directory / info.file) as file:
