@@ -241,7 +241,10 @@ def test_no_control_route_can_be_reached_through_the_router(fleet: RealFleet) ->
             for path in ("/pause", "/collective_rpc", "/weight_checker", "/update_weight_version"):
                 answer = client.post(path, headers=headers, json={"action": "reset"})
                 assert answer.status_code in (401, 403, 404, 405), (path, answer.text)
-        assert client.post("/inference/v1/generate", json={}).status_code == 401
+        order = {"model": proof.model, "token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}
+        for headers in ({}, {"Authorization": f"Bearer {tokens.control}"}):
+            answer = client.post("/inference/v1/generate", json=order, headers=headers)
+            assert answer.status_code == httpx.codes.UNAUTHORIZED, answer.text
         assert [fleet.ask(proof) for _ in range(2)] == [fleet.cold] * 2
 
 
