@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -161,6 +162,61 @@ def picky(output: str, label: str) -> float:
     if output == "raise":
         raise ValueError(f"cannot score {output!r}")
     return float(output == label)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_a_reward_that_awaits_what_was_cancelled_fails_its_sample_and_no_other(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    point: EvalPoint,
+    snapshot: Snapshot,
+    proof: PinProof,
+    batch_size: int,
+) -> None:
+    engine = EngineDouble()
+    engine.answer = says("yes", "cancelled")
+    config = make_config(
+        [{"input": "q1", "label": "yes"}, {"input": "q0", "label": "yes"}],
+        custom_rm_path=f"{__name__}.{'judge' if batch_size == 1 else 'judges'}",
+        reward_batch_size=batch_size,
+        concurrency=1,
+    )
+    stock = StockEvaluation(config, tmp_path, engine.transport)
+    output = await stock.evaluate(point, snapshot, proof)
+    assert (output.metrics["eval/toy"], output.metrics["eval/toy/failed_ratio"]) == (0.5, 0.5)
+    (failure,) = output.detail["failures"]
+    assert failure.endswith("the reward awaited something that was cancelled")
+
+
+async def judge(output: str, label: str) -> float:
+    if output == "cancelled":
+        lost: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        lost.cancel()
+        return await lost
+    return float(output == label)
+
+
+async def judges(outputs: list[str], labels: list[str]) -> list[float]:
+    return [await judge(*pair) for pair in zip(outputs, labels, strict=True)]
+
+
+async def test_samples_that_a_worker_gave_up_leave_no_score(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    point: EvalPoint,
+    snapshot: Snapshot,
+    proof: PinProof,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fill(self: Any, sample: Any, generator: Any) -> None:
+        if sample.prompt_index == 1:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("vime.eval.runner.stock._Asker.fill", fill)
+    config = make_config([{"input": "q0", "label": "yes"}] * 3, concurrency=1)
+    stock = StockEvaluation(config, tmp_path, EngineDouble().transport)
+    with pytest.raises(RuntimeError, match="2 of 3 samples were given up half-way"):
+        await stock.evaluate(point, snapshot, proof)
 
 
 async def test_a_set_of_which_every_sample_failed_has_no_score(

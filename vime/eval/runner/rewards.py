@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
@@ -131,6 +132,12 @@ def _off_the_loop(function: Callable[[Any, Any], Any]) -> _Call:
             raise
         except Exception as error:
             raise RewardFailed(f"the reward raised {type(error).__name__}: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody has cancelled this evaluation: passed on, it would end a worker unseen.
+            raise RewardFailed("the reward awaited something that was cancelled") from error
 
     return named
 

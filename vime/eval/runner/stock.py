@@ -185,11 +185,17 @@ async def _in_parallel(
     samples: Sequence[Sample],
     concurrency: int,
 ) -> None:
-    """``fill`` each sample, so many at once; the first :class:`EvalSkip` ends them all."""
+    """``fill`` each sample, so many at once; the first :class:`EvalSkip` ends them all.
+
+    Raises:
+        RuntimeError: a worker ended before the samples did: no score may be made of the rest.
+    """
     skips: list[EvalSkip] = []
+    filled = 0
     remaining = iter(samples)
 
     async def work() -> None:
+        nonlocal filled
         async with asking() as generator:
             for sample in remaining:
                 try:
@@ -198,12 +204,18 @@ async def _in_parallel(
                     skips.append(skip)
                     workers.cancel_scope.cancel()
                     return
+                filled += 1
 
     async with anyio.create_task_group() as workers:
         for _ in range(min(concurrency, len(samples))):
             workers.start_soon(work)
     if skips:
         raise skips[0]
+    if filled < len(samples):
+        raise RuntimeError(
+            f"{len(samples) - filled} of {len(samples)} samples were given up half-way: something "
+            "in the evaluation was cancelled from within"
+        )
 
 
 def _set_metrics(
