@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vime.eval import ConfigError, EvalConfig, add_eval_arguments, validate_eval_args
+from vime.eval.site import ThisMachine, check_machine
 from vime.rollout.checkpoint_eval import CheckpointEvalFn
 
 
@@ -94,6 +95,7 @@ def test_an_existing_flag_of_the_framework_is_left_alone() -> None:
         (["--eval-prompt-data", "a", "x", "a", "y"], "'a' is given twice"),
         (["--eval-function-path", BACKEND], "exclude each other"),
         (["--eval-function-path", "no.such.module"], "--eval-function-path no.such.module"),
+        (["--eval-function-path", "no.such", "--eval-hf-dir", "/tmp/x", "--save-hf", "/tmp/x"], "overlap"),
         (["--eval-function-path", "plain"], "expected a dotted path"),
         (["--eval-function-path", "json.nothing"], "has no 'nothing'"),
         (["--vllm-config", "/nowhere.yaml"], "--vllm-config /nowhere.yaml"),
@@ -214,6 +216,23 @@ def test_wrong_values_and_broken_rules_of_one_command_line_come_together(base: P
         validate_eval_args(parse(*fleet_words(base), *words, "--eval-interval", "often"))
     told = [problem.split()[0] for problem in caught.value.problems]
     assert told == ["--eval-interval", "--eval-temperature", "--eval-num-gpus", "--eval-top-p"]
+
+
+def test_whatever_is_wrong_with_data_and_rewards_and_machine_comes_together(
+    base: Path, tmp_path: Path
+) -> None:
+    class NoMachine(ThisMachine):
+        def check(self, config: EvalConfig) -> None:
+            raise ConfigError(["no engines here"])
+
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    words = ["--eval-prompt-data", "bad", str(tmp_path / "bad.jsonl"), "--custom-rm-path", "no.rm"]
+    config = EvalConfig.from_args(parse(*fleet_words(base), *words))
+    with pytest.raises(ConfigError) as caught:
+        check_machine(config, NoMachine())
+    said = str(caught.value)
+    for part in ("bad.jsonl:1: no key 'input'", "--custom-rm-path no.rm", "no engines here"):
+        assert part in said
 
 
 def test_a_frameworks_namespace_without_any_of_our_attributes_passes() -> None:

@@ -35,5 +35,17 @@ class Faulty(CheckpointEvalFn):
         return RolloutFnEvalOutput({"pid": {"rewards": [float(os.getpid())]}})
 
 
+class NeverLetsGo(CheckpointEvalFn):
+    """Blocks its process where it should let go of what it holds."""
+
+    async def evaluate_checkpoint(
+        self, checkpoint_dir: Path, input: RolloutFnEvalInput
+    ) -> RolloutFnEvalOutput:
+        return RolloutFnEvalOutput(metrics={"pid": os.getpid()})
+
+    async def dispose(self) -> None:
+        time.sleep(1000)  # noqa: ASYNC251 -- that is the fault
+
+
 class Unfinished(CheckpointEvalFn):
     """Lacks its method."""

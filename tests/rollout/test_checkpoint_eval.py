@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.rollout.backend import BLOCK, CRASH, EXIT, KILLED, RAISE, SKIP, Faulty, Unfinished
@@ -58,6 +59,22 @@ def test_whatever_a_backend_does_costs_its_own_point_and_a_dead_process_is_repla
     assert "SIGSEGV" in said[CRASH]
     assert "SIGKILL" in said[KILLED]
     assert said[SKIP] == "nobody judges whole"
+
+
+def test_a_backend_that_never_lets_go_is_ended_by_the_close_which_leaves_nothing(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    args = Namespace(
+        eval_function_path="tests.rollout.backend.NeverLetsGo",
+        eval_interval=1,
+        eval_hf_dir=str(tmp_path / "staging"),
+        eval_run_dir=str(tmp_path / "run"),
+        eval_dispose_timeout=10.0,
+    )
+    with EvalDispatcher.from_args(args, exporter=lambda *_: None) as dispatcher:
+        outcome = dispatcher.dispatch(0, hf_dir=checkpoints / "whole").result()
+    assert not psutil.pid_exists(int(outcome.metrics["eval/pid"]))
+    assert list((tmp_path / "staging").iterdir()) == []
 
 
 def skips(run_dir: Path) -> dict[int, Any]:

@@ -125,6 +125,19 @@ async def test_dispose_is_called_once_and_only_on_a_function_that_was_made(
     assert Recorder.made[0].disposed == 1
 
 
+async def test_a_dispose_may_be_a_plain_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(self: Recorder) -> None:
+        self.disposed += 1
+
+    monkeypatch.setattr(Recorder, "dispose", plain)
+    evaluation = backend(tmp_path, RolloutFnEvalOutput(metrics={"a": 1}))
+    await evaluation.evaluate(EvalPoint(7), SNAPSHOT)
+    await evaluation.dispose()
+    assert Recorder.made[0].disposed == 1
+
+
 async def test_a_path_that_is_no_checkpoint_function_is_named(tmp_path: Path) -> None:
     config = EvalConfig(function_path="vime.rollout.checkpoint_eval.CheckpointEvalFn")
     with pytest.raises(ValueError, match="is no concrete subclass of"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -91,16 +91,19 @@ def check_machine(config: EvalConfig, site: Site) -> None:
     """See that data, rewards and machine fit the flags.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they do not; all that is wrong with any of them.
     """
     from vime.eval.runner.datasets import check_datasets
     from vime.eval.runner.rewards import load_rewards
 
-    try:
-        check_datasets(config)
-        load_rewards(config)
-        site.check(config)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
+    checks: tuple[Callable[[EvalConfig], Any], ...] = (check_datasets, load_rewards, site.check)
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check(config)
+        except ConfigError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(problems)

@@ -98,10 +98,11 @@ def snapshot_problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with how snapshots are to be made, kept and read."""
     get = value_of(args)
     problems = []
+    backend = False
     try:
         backend = names_checkpoint_fn(args)
     except ValueError as error:
-        return [str(error)]
+        problems.append(str(error))
     if backend and get("eval_num_gpus"):
         problems.append(
             f"--eval-function-path {get('eval_function_path')} is a CheckpointEvalFn and "

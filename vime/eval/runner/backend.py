@@ -87,7 +87,9 @@ class BackendEvaluation:
         """Call the function's ``dispose``, once, if it was constructed."""
         function, self._function = self._function, None
         if function is not None:
-            await function.dispose()
+            disposing: Any = function.dispose()
+            if inspect.isawaitable(disposing):
+                await disposing
 
 
 def backend_metrics(function: str, returned: Any) -> dict[str, float]:
