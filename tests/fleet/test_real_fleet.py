@@ -56,7 +56,7 @@ class RealFleet:
             run_dir=root / "run",
             vllm={"max_model_len": 256},
             probe_interval_s=2.0,
-            probe_timeout_s=5.0,
+            probe_timeout_s=15.0,
         )
         self.records: list[Record] = []
         self.trace_path = root / "trace.jsonl"
