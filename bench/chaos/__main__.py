@@ -97,12 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         auditor.close()
         if args.keep is not None:  # also of a run that was interrupted
-            shutil.copytree(root, args.keep, ignore=shutil.ignore_patterns("fifo", "mount"))
+            auditor.copy_evidence(args.keep)
         shutil.rmtree(root, ignore_errors=True)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    """End in an orderly way; the driver ends with this process."""
+    """End in an orderly way, once; the driver ends with this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(TERMINATED)
 
 

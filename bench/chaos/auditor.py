@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,12 @@ class Auditor:
         self._drive("faults", NUM_SHORT_POINTS, self._schedule, "kill")
         return self._report(self._violations("faults", ended=False), 0)
 
+    def copy_evidence(self, target: Path) -> None:
+        """Copy traces, samples, logs and snapshots of every run."""
+        for order in self._root.glob("*/order.json"):
+            run = order.parent
+            shutil.copytree(run, target / run.name, ignore=shutil.ignore_patterns("fifo"))
+
     def close(self) -> None:
         """Let go of the file system."""
         if self._refusal is None:
@@ -98,7 +105,7 @@ class Auditor:
         """Run one driver to its end, and look for what it leaves."""
         root = self._root / name
         (root / "kept").mkdir(parents=True)
-        temporary = self._root / f"t{name[-1]}"  # short: see main()
+        temporary = self._root / f"t{name[-1]}"  # a short name: see main()
         temporary.mkdir()
         weights.write_checkpoint(root / "base", self._seed, 0)
         weights.write_eval_set(root / "prompts.jsonl", self._seed, NUM_PROMPTS)
