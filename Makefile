@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
-.PHONY: venv demo picture bench chaos kills test test-fast test-slow test-real lint docs browser clean
+.PHONY: venv demo demo-ray picture bench chaos kills test test-fast test-slow test-real lint docs browser clean
 
 venv: $(STAMP)
 
@@ -19,6 +19,10 @@ $(STAMP): requirements/cpu.lock pyproject.toml
 
 demo: venv
 	$(BIN)/python examples/train.py --demo $(EVAL)
+
+# The same on a Ray cluster of logical GPUs: a training, a rollout and an eval region.
+demo-ray: venv
+	$(BIN)/python examples/ray_train.py --demo fleet
 
 # The README's picture is the curve of a demo run.
 picture: demo

@@ -91,13 +91,22 @@ class Trainer:
 
     def step(self) -> float:
         """Sample, reward, update; returns the mean reward of the samples, from 0 to 1."""
+        prompts, right = self.draw()
+        return self.learn(
+            prompts, generate(self._model, prompts, right.shape[1], greedy=False), right
+        )
+
+    def draw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts of the next batch and their right answers, each as often as in its group."""
         settings = self._settings
         chosen = self._choice.sample(range(len(self._prompts)), settings.prompts_per_step)
         prompts = self._prompts[chosen].repeat_interleave(settings.group_size, dim=0)
-        right = self._answers[chosen].repeat_interleave(settings.group_size, dim=0)
-        answers = generate(self._model, prompts, right.shape[1], greedy=False)
+        return prompts, self._answers[chosen].repeat_interleave(settings.group_size, dim=0)
+
+    def learn(self, prompts: torch.Tensor, answers: torch.Tensor, right: torch.Tensor) -> float:
+        """Reward answers that the present weights have sampled, and update; the mean reward."""
         rewards = self._reward(answers, right)
-        groups = rewards.view(-1, settings.group_size)
+        groups = rewards.view(-1, self._settings.group_size)
         advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
         self._update(prompts, answers, advantages)
         return rewards.mean().item()

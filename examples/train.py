@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -127,9 +127,11 @@ def make_inputs(args: argparse.Namespace, tokenizer: Any, held_out: Sequence[Any
 # -- the command line ----------------------------------------------------------------------------
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_args(
+    argv: Sequence[str] | None, parser: argparse.ArgumentParser | None = None
+) -> argparse.Namespace:
     """The flags of vime and a few of our own; ``--demo`` only changes defaults."""
-    parser = argparse.ArgumentParser(
+    parser = parser or argparse.ArgumentParser(
         description="Train a tiny language model to add, by GRPO, and evaluate it meanwhile."
     )
     own = parser.add_argument_group("training")
@@ -164,29 +166,36 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; every failure that a user can mend is a message and a status."""
+    """Run the command."""
+    return run(train, lambda: parse_args(argv), "train.py")
+
+
+def run(
+    work: Callable[[argparse.Namespace], None], parse: Callable[[], argparse.Namespace], name: str
+) -> int:
+    """Parse and train; every failure that a user can mend is a message and a status."""
     from vime.eval.dispatcher import SkippedPointsError
     from vime.eval.fleet.supervisor import FleetStartError
 
     args: argparse.Namespace | None = None
     signal.signal(signal.SIGTERM, stop)
     try:
-        args = parse_args(argv)
+        args = parse()
         with staging(args):
-            train(args)
+            work(args)
     except ConfigError as error:
         for problem in error.problems:
-            print(f"train.py: error: {problem}", file=sys.stderr)
+            print(f"{name}: error: {problem}", file=sys.stderr)
         if (
             args is not None and args.run_dir_is_ours
         ):  # there is nothing in it but what we put there
             shutil.rmtree(args.eval_run_dir, ignore_errors=True)
         return WRONG_USAGE
     except (FleetStartError, SkippedPointsError, TimeoutError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("train.py: interrupted; everything it started has ended", file=sys.stderr)
+        print(f"{name}: interrupted; everything it started has ended", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the output's reader has left (| head); the report is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

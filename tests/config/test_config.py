@@ -276,3 +276,8 @@ def test_a_wrong_type_in_a_frameworks_namespace_is_told_apart_from_a_missing_one
         validate_eval_args(argparse.Namespace(eval_num_gpus="two", eval_max_in_flight=None))
     assert "--eval-num-gpus 'two': expected a whole number" in str(caught.value)
     assert "--eval-max-in-flight is None" in str(caught.value)
+
+
+def test_engines_that_are_to_outlive_the_driver_must_exist() -> None:
+    with pytest.raises(ConfigError, match="--eval-detached without --eval-num-gpus"):
+        validate_eval_args(parse("--eval-detached"))

@@ -201,3 +201,11 @@ def test_without_gpus_the_ranks_of_an_engine_share_its_cores() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "0,1|4,5"
     }
     assert devices.device_environment(0, 2, 1, None, [0, 1]) == {}
+
+
+def test_a_detached_fleet_is_refused_on_one_machine(base: Path) -> None:
+    from vime.eval.site import ThisMachine
+
+    config = EvalConfig(num_gpus=2, hf_checkpoint=base, detached=True)
+    with pytest.raises(ConfigError, match="--eval-detached: engines outlive their driver on a Ray"):
+        ThisMachine().check(config)

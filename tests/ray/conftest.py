@@ -21,6 +21,8 @@ def ray_settings() -> Iterator[dict[str, Any]]:
     directory = tempfile.mkdtemp(prefix="vr-", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", directory)  # a Cluster writes there, whatever it is told
+        Path(directory, "ray").mkdir()
         patch.setenv("RAY_AUTH_TOKEN", "of-these-tests")  # else Ray writes one into ~/.ray
         patch.setenv("RAY_AUTH_MODE", "")  # Ray sets it, and it goes with the other ones
         patch.delenv("RAY_AUTH_MODE")

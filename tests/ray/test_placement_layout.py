@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vime.eval import ConfigError
-from vime.ray.placement import REGIONS, PlacementLayout, placement_layout
+from vime.ray.placement import REGIONS, PlacementLayout, eval_layout, placement_layout
 
 sizes = st.integers(0, 12)
 
@@ -165,3 +165,11 @@ def test_every_combination_of_modes_keeps_the_offsets() -> None:
             without, found = layout(**chosen), layout(**chosen, eval_num_gpus=num)
             assert {**spans(found), "eval": None} == {**spans(without), "eval": None}
             assert found.regions["eval"] == range(without.num_bundles, found.num_bundles)
+
+
+@given(flags(), sizes)
+def test_a_fleet_that_outlives_the_driver_is_in_no_group_of_the_drivers(
+    chosen: dict[str, Any], num: int
+) -> None:
+    assert layout(**chosen, eval_num_gpus=num, eval_detached=True) == layout(**chosen)
+    assert spans(eval_layout(num)) == ({"eval": (0, num)} if num else {})

@@ -105,7 +105,7 @@ class EvalDispatcher:
         shared_eval: SharedEval | None = None,
         trackers: Iterable[Any] = (),
         site: Site | None = None,
-    ) -> EvalDispatcher:
+    ) -> Self:
         """Validate ``args``, make the run directory, and start what evaluation needs.
 
         Engines start in the background; :meth:`wait_until_ready` waits for them.

@@ -52,6 +52,13 @@ class ThisMachine:
         """See :class:`Site`."""
         from vime.eval.fleet.settings import FleetSettings, preflight
 
+        if config.detached:
+            raise ConfigError(
+                [
+                    "--eval-detached: engines outlive their driver on a Ray cluster only; use "
+                    "vime.ray.RayEvalDispatcher, or drop it"
+                ]
+            )
         preflight(FleetSettings.from_config(config, Path()))
 
     def make_exporter(self, exporter: Any) -> Exporter:

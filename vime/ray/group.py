@@ -128,6 +128,7 @@ def place(
     layout: PlacementLayout,
     *,
     deadline_s: float = 1800.0,
+    detached: bool = False,
     report_every_s: float = 30.0,
     cluster: Cluster | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -143,6 +144,7 @@ def place(
         layout: see :func:`vime.ray.placement.placement_layout`.
         deadline_s: seconds until the group must be there and located; a cluster that grows by
             itself may need many.
+        detached: it outlives this driver, until somebody removes it.
         report_every_s: seconds between two sentences on what is missing.
         cluster, clock, say: the ways to the world outside; fakes may replace them.
 
@@ -152,7 +154,7 @@ def place(
     """
     if not layout.num_bundles:
         raise ValueError("the layout has no bundle: no flag asks for a GPU; see placement_layout")
-    cluster = RayCluster() if cluster is None else cluster
+    cluster = RayCluster("detached" if detached else None) if cluster is None else cluster
     deadline = clock() + deadline_s
     group = cluster.create([dict(BUNDLE) for _ in range(layout.num_bundles)])
     try:
@@ -231,7 +233,14 @@ def _address_key(address: str) -> tuple[int, int, str]:
 
 
 class RayCluster:
-    """The cluster that this driver is connected to."""
+    """The cluster that this driver is connected to.
+
+    Args:
+        lifetime: of its groups: ``None`` is as long as that of the driver; or ``detached``.
+    """
+
+    def __init__(self, lifetime: str | None = None) -> None:
+        self._lifetime = lifetime
 
     def create(self, bundles: list[dict[str, float]]) -> Any:
         """See :class:`Cluster`.
@@ -244,7 +253,7 @@ class RayCluster:
 
         if not ray.is_initialized():
             raise RuntimeError("no Ray cluster: call ray.init() (or ray.init(address=...)) before")
-        return placement_group(bundles, strategy="PACK")
+        return placement_group(bundles, strategy="PACK", lifetime=self._lifetime)
 
     def wait(self, group: Any, timeout_s: float) -> bool:
         """See :class:`Cluster`.
@@ -290,11 +299,7 @@ class RayCluster:
         """
         import ray
 
-        look = ray.remote(num_cpus=0, num_gpus=1, max_retries=3)(_look)
-        refs = [
-            look.options(scheduling_strategy=strategy(group, index)).remote()
-            for index in range(num_bundles)
-        ]
+        refs = [look_into(group, index) for index in range(num_bundles)]
         try:
             found = ray.get(refs, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
@@ -317,6 +322,18 @@ def strategy(group: Any, index: int) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+
+
+def look_into(group: Any, index: int) -> Any:
+    """Start a task in a bundle whose whole GPU is free.
+
+    Returns:
+        Ray's reference to the node's id and address and the GPU's id there, now.
+    """
+    import ray
+
+    look = ray.remote(num_cpus=0, num_gpus=1, max_retries=3)(_look)
+    return look.options(scheduling_strategy=strategy(group, index)).remote()
 
 
 def _look() -> tuple[str, str, str]:

@@ -90,13 +90,13 @@ class ActorHost:
             "vime.ray.host:make",
             (opening.factory_path, opening.args),
             name=opening.name,
-            log_path=_log_path(opening.log_path, opening.name),
+            log_path=log_path_here(opening.log_path, opening.name),
             env=env,
             start_timeout_s=opening.start_timeout_s,
             stop_timeout_s=opening.stop_timeout_s,
             on_event=self._events.append,
         )
-        return _facts()
+        return facts_here()
 
     async def live(self) -> None:
         """Never returns: whoever waits for it learns of this host's death."""
@@ -133,7 +133,8 @@ def make(factory_path: str, args: bytes) -> Actor:
     return make_actor(factory_path, args)
 
 
-def _facts() -> Facts:
+def facts_here() -> Facts:
+    """Where this process is."""
     import ray
 
     context = ray.get_runtime_context()
@@ -148,8 +149,8 @@ def _hidden_gpus() -> dict[str, str]:
     return {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def _log_path(wanted: Path, name: str) -> Path:
-    """Where the driver wants it, if that directory is on this node; else among Ray's own logs."""
+def log_path_here(wanted: Path, name: str) -> Path:
+    """The file of a log: where the driver wants it, if that directory is on this node."""
     if wanted.parent.is_dir():
         return wanted
     import ray

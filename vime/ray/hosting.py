@@ -37,12 +37,13 @@ class Host:
         self._life = life
 
     @classmethod
-    async def start(cls, actor_class: type, options: Mapping[str, Any]) -> Host:
+    async def start(cls, actor_class: type, options: Mapping[str, Any], *args: Any) -> Host:
         """Ask Ray for an actor; returns before it has been placed.
 
         Args:
             actor_class: has an ``async def live(self)`` that never returns.
             options: as for Ray's ``ActorClass.options``: resources, scheduling strategy …
+            args: of its constructor.
 
         Raises:
             HostLost: Ray is not there.
@@ -53,12 +54,26 @@ class Host:
             if not ray.is_initialized():
                 raise HostLost("this process is not connected to a Ray cluster")
             try:
-                handle = ray.remote(actor_class).options(**options).remote()
+                handle = ray.remote(actor_class).options(**options).remote(*args)
                 return cls(handle, handle.live.remote())
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, ValueError) as error:  # a name that is taken
                 raise HostLost(described(error)) from error
 
         return await in_thread(ask_for_it)
+
+    @classmethod
+    async def named(cls, name: str, namespace: str) -> Host | None:
+        """Take hold of a named actor that is there; ``None`` when there is none."""
+        import ray
+
+        def look_for_it() -> Host | None:
+            try:
+                handle = ray.get_actor(name, namespace)
+            except ValueError:
+                return None
+            return cls(handle, handle.live.remote())
+
+        return await in_thread(look_for_it)
 
     def is_lost(self) -> bool:
         """Whether the news of its death has come; waits for nothing."""
@@ -76,7 +91,7 @@ class Host:
         if not ray.is_initialized():
             return "the connection to the Ray cluster was closed"
         try:
-            await _result(self._life)
+            await result(self._life)
         except ray.exceptions.RayError as error:
             return described(error)
         raise AssertionError("live() never returns")
@@ -100,7 +115,7 @@ class Host:
 
         reference = getattr(self.handle, method).remote(*args)
         try:
-            return await _result(reference)
+            return await result(reference)
         except ray.exceptions.RayError as error:
             raise HostLost(described(error)) from error
         except anyio.get_cancelled_exc_class():
@@ -119,7 +134,7 @@ class Host:
         await in_thread(lambda: ray.cancel(reference))
         with anyio.move_on_after(timeout_s):
             try:
-                await _result(reference)
+                await result(reference)
             except ray.exceptions.RayError:
                 return True  # cancelled, or the actor has died
             return True  # it was done just before
@@ -139,7 +154,7 @@ class Host:
         return False
 
 
-async def _result(reference: Any) -> Any:
+async def result(reference: Any) -> Any:
     """Wait for an object; being cancelled harms neither the object nor its task."""
     future: concurrent.futures.Future[Any] = reference.future()
     return await asyncio.wrap_future(future)

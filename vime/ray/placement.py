@@ -43,7 +43,8 @@ def placement_layout(args: argparse.Namespace) -> PlacementLayout:
     ``critic_num_nodes`` and ``critic_num_gpus_per_node`` (the actor's), ``use_critic``,
     ``colocate``, ``rollout_num_gpus`` (with ``colocate``, the trainers' number),
     ``debug_train_only``, ``debug_rollout_only``, ``rollout_external``,
-    ``rollout_external_engine_addrs`` and ``eval_num_gpus`` (0).
+    ``rollout_external_engine_addrs``, ``eval_num_gpus`` (0) and ``eval_detached``, with which the
+    fleet has a group of its own and no region here.
 
     It only computes: combinations that vime refuses (a fleet beside external rollout engines)
     are refused by :func:`vime.eval.validate_eval_args`.
@@ -62,13 +63,21 @@ def placement_layout(args: argparse.Namespace) -> PlacementLayout:
     trainers = actor + critic
     first_rollout = 0 if colocate else trainers
     end = max(trainers, first_rollout + rollout)
+    # A fleet that outlives the group's driver cannot be in the group.
+    num_eval = 0 if getattr(args, "eval_detached", False) else counts.eval
     regions = {
         "actor": range(actor),
         "critic": range(actor, trainers),
         "rollout": range(first_rollout, first_rollout + rollout),
-        "eval": range(end, end + counts.eval),
+        "eval": range(end, end + num_eval),
     }
-    return PlacementLayout(end + counts.eval, MappingProxyType(regions))
+    return PlacementLayout(end + num_eval, MappingProxyType(regions))
+
+
+def eval_layout(num_gpus: int) -> PlacementLayout:
+    """A placement group of the eval fleet's own, beside whatever else is on the cluster."""
+    regions = {name: range(num_gpus) if name == "eval" else range(0) for name in REGIONS}
+    return PlacementLayout(num_gpus, MappingProxyType(regions))
 
 
 def _present(args: argparse.Namespace, counts: GpuCounts) -> tuple[int, int, int]:

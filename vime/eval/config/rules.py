@@ -46,7 +46,8 @@ def fleet_problems(args: argparse.Namespace) -> list[str]:
     get = value_of(args)
     gpus, per_engine = get("eval_num_gpus"), get("eval_num_gpus_per_engine")
     if not gpus:
-        return []
+        alone = "--eval-detached without --eval-num-gpus: there are no engines to keep; drop it"
+        return [alone] if get("eval_detached") else []
     problems = []
     sized = get("vllm_config") or gpus % per_engine == 0  # with a YAML, the sizes are its own
     if not sized:

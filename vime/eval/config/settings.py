@@ -23,6 +23,7 @@ class EvalConfig:
 
     num_gpus: int = 0
     num_gpus_per_engine: int = 1
+    detached: bool = False
     hf_dir: Path | None = None
     max_in_flight: int = 2
     overflow_policy: str = "backpressure"

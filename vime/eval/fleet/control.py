@@ -129,6 +129,10 @@ class Control:
         """Abort what is being generated, and take no new requests."""
         await self._call("POST", "/pause", params={"mode": "abort"})
 
+    async def is_paused(self) -> bool:
+        """Whether it takes no requests, as while a snapshot is being loaded."""
+        return bool((await self._call("GET", "/is_paused")).get("is_paused"))
+
     async def resume(self) -> None:
         """Take requests again."""
         await self._call("POST", "/resume")

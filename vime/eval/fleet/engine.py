@@ -22,9 +22,9 @@ from anyio.abc import TaskGroup
 
 from vime.eval.contracts import EngineProof, Snapshot
 from vime.eval.fleet.control import Control, EngineFailure, Token
-from vime.eval.fleet.launch import MakeClient, Tokens
+from vime.eval.fleet.launch import MakeClient, ProcessLost, Tokens
 from vime.eval.fleet.pin import load_and_prove, prove_token
-from vime.eval.fleet.servers import Launch, Server, ServerLost
+from vime.eval.fleet.servers import Launch, Server
 from vime.eval.fleet.settings import FleetSettings
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import ENGINE
@@ -271,7 +271,7 @@ class Engine:
             detail = f"its process ended with status {status}"
         except TimeoutError as error:
             detail = f"its process was killed, and something of it lives on: {error}"
-        except ServerLost as lost:
+        except ProcessLost as lost:
             detail = f"it is lost: {lost}"
         if process is self._process:
             self.doubt(EngineFailure("gone", f"{detail}; see {self.log_path}"))

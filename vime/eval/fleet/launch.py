@@ -26,6 +26,10 @@ _FOREIGN_RANK_PREFIXES = ("LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
 _DAY_S = 86400
 
 
+class ProcessLost(Exception):
+    """What owned a process elsewhere is gone, and the process with it; the message says how."""
+
+
 class Process(Protocol):
     """What the fleet asks of a process.
 
@@ -37,7 +41,12 @@ class Process(Protocol):
         """Of the process itself."""
 
     async def wait(self) -> int:
-        """Wait until it has exited and nothing of its tree is left; returns its status."""
+        """Wait until it has exited and nothing of its tree is left; returns its status.
+
+        Raises:
+            TimeoutError: it was killed, and something of it lives on.
+            ProcessLost: nobody can say any more.
+        """
 
     async def end(self, timeout_s: float = ...) -> None:
         """End the whole tree, shielded; raises ``TimeoutError`` when some of it lives on."""

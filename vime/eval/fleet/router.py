@@ -17,6 +17,7 @@ from vime.eval.fleet.control import Control, EngineFailure
 from vime.eval.fleet.launch import (
     MakeClient,
     Process,
+    ProcessLost,
     Spawn,
     Tokens,
     router_argv,
@@ -96,6 +97,8 @@ class Router:
             status = await self._process.wait()
         except TimeoutError as error:
             return RouterFailure(f"the router was killed, and lives on: {error}")
+        except ProcessLost as lost:
+            return RouterFailure(f"the router is lost: {lost}")
         return RouterFailure(f"the router ended with status {status}; see {self.log_path}")
 
     async def serve(self, urls: set[str]) -> None:
@@ -178,7 +181,7 @@ class Router:
 
         async def watch() -> None:
             nonlocal ended
-            with contextlib.suppress(TimeoutError):  # ended, and something of it lives on
+            with contextlib.suppress(TimeoutError, ProcessLost):  # or something of it lives on
                 await process.wait()
             ended = True
             tasks.cancel_scope.cancel()

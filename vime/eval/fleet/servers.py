@@ -39,10 +39,6 @@ class Server(Process, Protocol):
         """Let its address go, whatever has become of it."""
 
 
-class ServerLost(Exception):
-    """What owned the process is gone, and the process with it; the message says how."""
-
-
 class Launch(Protocol):
     """Starts an engine's process: :class:`LocalLaunch`, a cluster's, or a fake."""
 

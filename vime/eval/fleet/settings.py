@@ -115,15 +115,18 @@ def preflight(settings: FleetSettings) -> None:
     Raises:
         ConfigError: with one sentence for everything that is missing.
     """
-    problems = [
-        *_package_problems(),
-        *_checkpoint_problems(settings.base),
-        *_argument_problems(settings),
-        *_device_problems(settings),
-        *_shared_memory_problems(settings),
-    ]
+    problems = [*node_problems(settings), *argument_problems(settings), *_device_problems(settings)]
     if problems:
         raise ConfigError(problems)
+
+
+def node_problems(settings: FleetSettings) -> list[str]:
+    """What this machine lacks for the fleet, but for GPUs; one sentence each."""
+    return [
+        *_package_problems(),
+        *_checkpoint_problems(settings.base),
+        *_shared_memory_problems(settings),
+    ]
 
 
 def _package_problems() -> list[str]:
@@ -152,7 +155,8 @@ def _checkpoint_problems(base: Path) -> list[str]:
     return []
 
 
-def _argument_problems(settings: FleetSettings) -> list[str]:
+def argument_problems(settings: FleetSettings) -> list[str]:
+    """What is wrong with the settings of the engines."""
     try:
         command_line(settings.vllm)
     except ValueError as error:

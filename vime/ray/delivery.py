@@ -1,0 +1,325 @@
+"""Brings snapshots to the nodes that cannot see them: once a node, whatever engines are there.
+
+Consumes: the pins of the supervisor, one entry an engine. Produces: the path on the engine's node,
+leased there for as long as the entry is open. Waits for depots and for the transfer before it;
+unblocked by their answers and by Ray, which reports a lost node; deadlines are the pins'.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+
+from vime.eval.contracts import Snapshot
+from vime.eval.fleet.control import EngineFailure
+from vime.eval.fleet.servers import Delivery
+from vime.eval.snapshot.stamps import FULL
+from vime.ray.depot import Depot, DepotOrder, Nonce, Reply, Sender, node_name
+from vime.ray.host import Facts
+from vime.ray.hosting import Host, HostLost
+from vime.ray.processes import on_node
+
+log = logging.getLogger("vime")
+
+#: Depots and senders only wait and copy.
+_RESOURCES: Mapping[str, Any] = {"num_cpus": 0, "num_gpus": 0}
+_CLOSE_S = 15.0
+#: How long the news of a node's death may be behind that of its depot's, in seconds.
+_NEWS_S = 1.0
+
+
+class Asked(Protocol):
+    """A Ray actor that can be asked: :class:`~vime.ray.hosting.Host`, or a fake."""
+
+    handle: Any
+
+    async def call(self, method: str, *args: Any, give_up_s: float | None = None) -> Any:
+        """Raises :class:`HostLost`."""
+
+    async def kill(self) -> bool:
+        """End it."""
+
+
+class Hire(Protocol):
+    """Starts an actor on a node: :func:`hire`, or a fake."""
+
+    async def __call__(self, actor_class: type, node_id: str, *args: Any) -> Asked:
+        """Raises :class:`HostLost`."""
+
+
+async def hire(actor_class: type, node_id: str, *args: Any) -> Asked:
+    """Start a driver-owned actor on a node; returns before it has been placed."""
+    options = {**_RESOURCES, "scheduling_strategy": on_node(node_id), "max_restarts": 0}
+    return await Host.start(actor_class, options, *args)
+
+
+@dataclass
+class _Branch:
+    """The depot of one node.
+
+    Attributes:
+        name: of the node, in traces.
+        root: the driver's staging directory as this node sees it; ``None``: it does not.
+    """
+
+    host: Asked
+    name: str
+    root: Path | None
+    foreign: dict[Path, bool] = field(default_factory=dict)
+
+
+class Deliveries:
+    """See :class:`vime.eval.fleet.servers.Localize`.
+
+    Args:
+        run_id, staging, keep, verify: of the run's own store.
+        run_dir: each node's trace is written there, as ``trace.NODE.jsonl``.
+        home: the driver's node.
+        nodes: engine → the node where it is now.
+        hire: starts actors; fakes may replace it.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        staging: Path,
+        keep: int,
+        verify: str = FULL,
+        run_dir: Path,
+        home: str,
+        nodes: Callable[[], Mapping[int, str]],
+        hire: Hire = hire,
+    ) -> None:
+        self._run_id = run_id
+        self._staging = staging.resolve()
+        self._keep = keep
+        self._verify = verify
+        self._run_dir = run_dir
+        self._home = home
+        self._nodes = nodes
+        self._hire = hire
+        self._nonce: Nonce | None = None
+        self._sender: Asked | None = None
+        self._branches: dict[str, _Branch] = {}
+        self._opening: dict[str, anyio.Lock] = {}
+        self._turn = anyio.Lock()
+        self._lives: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Leave the nonce; afterwards, remove what has travelled and end every depot."""
+        room = self._staging / f".vime-{self._run_id}"
+        nonce = Nonce(f"{room.name}/nonce", secrets.token_hex(16))
+        await anyio.to_thread.run_sync((self._staging / nonce.name).write_text, nonce.value)
+        self._nonce = nonce
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for node_id in list(self._branches):
+                        tasks.start_soon(self._close, node_id)
+                if self._sender is not None:
+                    await self._sender.kill()
+
+    @asynccontextmanager
+    async def __call__(self, snapshot: Snapshot, index: int) -> AsyncIterator[Delivery]:
+        """Have ``snapshot`` on the node of engine ``index``."""
+        node_id = self._nodes()[index]
+        began = time.monotonic()
+        try:
+            branch = await self._branch(node_id)
+            path = await self._visible(branch, snapshot)
+            travelled = path is None
+            took_s, num_bytes = 0.0, 0
+            if path is None:
+                path, num_bytes = await self._fetch(node_id, snapshot)
+                took_s = time.monotonic() - began
+        except HostLost as lost:
+            await anyio.sleep(_NEWS_S)  # the engine's own news are on their way
+            raise EngineFailure("absent", f"its node's depot is lost: {lost}") from lost
+        try:
+            yield Delivery(replace(snapshot, path=path), took_s, num_bytes)
+        finally:
+            if travelled:
+                with anyio.CancelScope(shield=True), suppress(HostLost):
+                    await self._ask(node_id, "leave", snapshot.weight_version)
+
+    async def open_depot(self, node_id: str) -> None:
+        """Have a node's depot started, and know what it sees, before anything has to travel.
+
+        Raises:
+            HostLost: the node is lost.
+        """
+        await self._branch(node_id)
+
+    # -- one node ----------------------------------------------------------------------------
+
+    async def _branch(self, node_id: str) -> _Branch:
+        async with self._opening.setdefault(node_id, anyio.Lock()):
+            branch = self._branches.get(node_id)
+            if branch is None:
+                branch = self._branches[node_id] = await self._open(node_id)
+            return branch
+
+    async def _open(self, node_id: str) -> _Branch:
+        assert self._nonce is not None, "it runs"
+        life = self._lives.get(node_id, 0)
+        self._lives[node_id] = life + 1
+        order = DepotOrder(
+            self._run_id,
+            self._staging,
+            self._keep,
+            self._verify,
+            life,
+            self._nonce,
+        )
+        host = await self._hire(Depot, node_id, order)
+        facts: Facts | None = None
+        try:
+            facts, root = await host.call("where", give_up_s=0)
+        finally:
+            if facts is None:
+                await host.kill()
+        if root is None:
+            log.info("node %s does not see %s: snapshots travel", facts.address, self._staging)
+        return _Branch(host, node_name(facts, life), root)
+
+    async def _visible(self, branch: _Branch, snapshot: Snapshot) -> Path | None:
+        """The snapshot's path on the node, where the node sees it without our help."""
+        if snapshot.owned:
+            if branch.root is None:
+                return None
+            return branch.root / snapshot.path.relative_to(self._staging)
+        seen = branch.foreign.get(snapshot.path)
+        if seen is None:
+            sender = await self._own_sender()
+            print_ = await sender.call("fingerprint", snapshot.path)
+            seen = await branch.host.call("sees", snapshot.path, print_)
+            branch.foreign[snapshot.path] = seen
+        return snapshot.path if seen else None
+
+    async def _ask(self, node_id: str, method: str, *args: Any) -> Reply:
+        """Ask a depot, and keep what it tells of its trace.
+
+        Raises:
+            HostLost: it is gone; the next question starts another one.
+        """
+        branch = self._branches[node_id]
+        try:
+            reply: Reply = await branch.host.call(method, *args)
+        except HostLost:
+            self._branches.pop(node_id, None)
+            raise
+        if reply.records:
+            path = self._run_dir / f"trace.{branch.name}.jsonl"
+            await anyio.to_thread.run_sync(_append, path, reply.records)
+        return reply
+
+    async def _close(self, node_id: str) -> None:
+        host = self._branches[node_id].host
+        with suppress(HostLost), anyio.move_on_after(_CLOSE_S):
+            await self._ask(node_id, "close")
+        await host.kill()
+
+    # -- a transfer ----------------------------------------------------------------------------
+
+    async def _fetch(self, node_id: str, snapshot: Snapshot) -> tuple[Path, int]:
+        """Lease a snapshot on a node, after bringing it to every node that lacks it.
+
+        Returns:
+            Its path there, and the bytes that travelled now, to all nodes together.
+
+        Raises:
+            EngineFailure: ``undelivered``.
+            HostLost: the node is lost.
+        """
+        async with self._turn:
+            path = (await self._ask(node_id, "lease", snapshot.weight_version)).value
+            if path is not None:
+                return path, 0
+            targets = await self._lacking(node_id, snapshot)
+            problems, num_bytes = await self._transfer(snapshot, targets)
+            if node_id in problems:
+                if node_id not in self._branches:
+                    raise HostLost(problems[node_id])
+                await self._branches[node_id].host.call("where")  # or it is lost
+                raise EngineFailure("undelivered", problems[node_id])
+            path = (await self._ask(node_id, "lease", snapshot.weight_version)).value
+            assert path is not None, "it has just been sealed"
+            return path, num_bytes
+
+    async def _lacking(self, node_id: str, snapshot: Snapshot) -> list[str]:
+        """The nodes of engines that neither see a snapshot nor have it; ``node_id`` is one."""
+        lacking = [node_id]
+        for other in dict.fromkeys(self._nodes().values()):
+            if other == node_id:
+                continue
+            with suppress(HostLost):  # its own engines will say so
+                branch = await self._branch(other)
+                if await self._visible(branch, snapshot) is not None:
+                    continue
+                if (await self._ask(other, "lease", snapshot.weight_version)).value is None:
+                    lacking.append(other)
+                else:
+                    await self._ask(other, "leave", snapshot.weight_version)
+        return lacking
+
+    async def _transfer(
+        self, snapshot: Snapshot, targets: Iterable[str]
+    ) -> tuple[dict[str, str], int]:
+        """Send a snapshot to nodes; returns node → problem, and the bytes that travelled."""
+        sender = await self._own_sender()
+        try:
+            files = await sender.call("files", snapshot.path, snapshot.owned)
+            problems = await self._to_each(targets, "begin", snapshot, files)
+            depots = {
+                node_id: self._branches[node_id].host.handle
+                for node_id in targets
+                if node_id not in problems
+            }
+            if depots:
+                problems |= await sender.call("send", snapshot.path, files, depots)
+        except HostLost as lost:
+            self._sender = None
+            raise EngineFailure("undelivered", f"the sender is lost: {lost}") from lost
+        arrived = [node_id for node_id in depots if node_id not in problems]
+        problems |= await self._to_each(arrived, "seal")
+        return problems, sum(file.size for file in files.values()) * len(depots)
+
+    async def _to_each(self, targets: Iterable[str], method: str, *args: Any) -> dict[str, str]:
+        """Ask several depots at once; returns node → problem."""
+        problems: dict[str, str] = {}
+
+        async def ask(node_id: str) -> None:
+            try:
+                problem = (await self._ask(node_id, method, *args)).problem
+            except HostLost as lost:
+                problem = f"the node's depot is lost: {lost}"
+            if problem is not None:
+                problems[node_id] = problem
+
+        async with anyio.create_task_group() as tasks:
+            for node_id in targets:
+                tasks.start_soon(ask, node_id)
+        return problems
+
+    async def _own_sender(self) -> Asked:
+        if self._sender is None:
+            self._sender = await self._hire(Sender, self._home)
+        return self._sender
+
+
+def _append(path: Path, lines: list[bytes]) -> None:
+    with path.open("ab") as file:
+        file.writelines(line + b"\n" for line in lines)

@@ -1,0 +1,288 @@
+"""One Ray actor a node that looks after snapshots there, and one that sends them from the driver's.
+
+Bulk data never passes through the driver's process: the sender reads a file piece by piece into
+Ray's object store, and each depot takes the pieces from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+from blake3 import blake3
+
+from vime.eval.contracts import Snapshot
+from vime.ray.host import Facts, facts_here
+from vime.ray.node_store import FileFacts, NodeStore, NotReceived
+
+#: Where a node keeps the snapshots that have travelled to it, if not in --eval-hf-dir.
+STAGING_VARIABLE: Final = "VIME_EVAL_HF_DIR"
+
+CHUNK_BYTES: Final = 16 << 20
+#: Pieces under way at once: they all lie in the object store.
+_NUM_CHUNKS: Final = 6
+_EDGE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True)
+class Nonce:
+    """A file that the driver has just written into its staging directory.
+
+    Attributes:
+        name: its path within that directory.
+        value: its content, which nobody can guess.
+    """
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class DepotOrder:
+    """What one depot is to do.
+
+    Attributes:
+        run_id: the run.
+        staging: ``--eval-hf-dir``, as the driver sees it.
+        keep: how many finished snapshots stay on the node.
+        verify: what digests are made of.
+        life: 0 for the first depot of a node, then 1, 2 …
+        nonce: tells whether the driver's staging directory is visible on the node.
+    """
+
+    run_id: str
+    staging: Path
+    keep: int
+    verify: str
+    life: int
+    nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a depot answers.
+
+    Attributes:
+        value: what was asked for.
+        problem: why there is none.
+        records: lines of the node's trace since the last answer.
+    """
+
+    value: Any = None
+    problem: str | None = None
+    records: list[bytes] = field(default_factory=list)
+
+
+class Depot:
+    """Looks after the snapshots of one node.
+
+    Consumes: questions of the driver's :class:`~vime.ray.delivery.Deliveries`, pieces of a
+    :class:`Sender`. Waits for the disk alone.
+    """
+
+    def __init__(self, order: DepotOrder) -> None:
+        self._order = order
+        self._root = Path(os.environ.get(STAGING_VARIABLE) or order.staging)
+        self._store: NodeStore | None = None
+
+    async def live(self) -> None:
+        """Never returns: whoever waits for it learns of this depot's death."""
+        await asyncio.Event().wait()
+
+    def facts(self) -> Facts:
+        """Of its node."""
+        return facts_here()
+
+    async def where(self) -> tuple[Facts, Path | None]:
+        """Where it is, and under which name the driver's staging directory is visible here."""
+        nonce = self._order.nonce
+        try:
+            found = await anyio.to_thread.run_sync((self._root / nonce.name).read_text)
+        except OSError:
+            return self.facts(), None
+        return self.facts(), self._root if found == nonce.value else None
+
+    async def sees(self, path: Path, print_: str) -> bool:
+        """Whether somebody else's checkpoint is visible here under its own name."""
+        return await anyio.to_thread.run_sync(fingerprint, path) == print_
+
+    async def lease(self, weight_version: str) -> Reply:
+        """Keep a snapshot here; answers with its path, if it is here."""
+        return self._reply(self._store and self._store.lease(weight_version))
+
+    async def leave(self, weight_version: str) -> Reply:
+        """Let go of one lease."""
+        if self._store is not None:
+            self._store.leave(weight_version)
+        return self._reply(None)
+
+    async def begin(self, snapshot: Snapshot, files: dict[str, FileFacts]) -> Reply:
+        """Make room."""
+        try:
+            (await self._opened()).begin(snapshot, files)
+        except NotReceived as error:
+            return self._reply(None, str(error))
+        return self._reply(None)
+
+    async def write(self, name: str, offset: int, chunk: Any) -> str | None:
+        """Take one piece; answers with the problem, if there is one."""
+        assert self._store is not None, "it has begun"
+        try:
+            await self._store.write(name, offset, chunk)
+        except NotReceived as error:
+            return str(error)
+        return None
+
+    async def seal(self) -> Reply:
+        """Prove that everything has arrived as it was."""
+        assert self._store is not None, "it has begun"
+        try:
+            await self._store.seal()
+        except NotReceived as error:
+            return self._reply(None, str(error))
+        return self._reply(None)
+
+    async def close(self) -> Reply:
+        """Remove everything that has travelled here."""
+        if self._store is None:
+            return Reply()
+        await anyio.to_thread.run_sync(self._store.close)
+        return self._reply(None)
+
+    async def _opened(self) -> NodeStore:
+        if self._store is None:
+            order = self._order
+            name = node_name(self.facts(), order.life)
+            store = NodeStore(self._root, order.run_id, name, order.keep, order.verify)
+            await anyio.to_thread.run_sync(store.open)
+            self._store = store
+        return self._store
+
+    def _reply(self, value: Any, problem: str | None = None) -> Reply:
+        return Reply(value, problem, self._store.take_records() if self._store else [])
+
+
+class Sender:
+    """On the driver's node: puts the pieces of a snapshot where depots can take them from."""
+
+    async def live(self) -> None:
+        """Never returns: whoever waits for it learns of this sender's death."""
+        await asyncio.Event().wait()
+
+    async def files(self, path: Path, owned: bool) -> dict[str, FileFacts]:
+        """The files that have to travel."""
+        return await anyio.to_thread.run_sync(travelling_files, path, owned)
+
+    async def fingerprint(self, path: Path) -> str:
+        """See :func:`fingerprint`."""
+        return await anyio.to_thread.run_sync(fingerprint, path)
+
+    async def send(
+        self, path: Path, files: dict[str, FileFacts], depots: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Send every file to every depot, each piece once into the object store.
+
+        Args:
+            path: the snapshot.
+            files: from :meth:`files`; every depot has begun with them.
+            depots: name → Ray's handle.
+
+        Returns:
+            name → what went wrong, of the depots that have not got everything.
+        """
+        problems: dict[str, str] = {}
+        room = asyncio.Semaphore(_NUM_CHUNKS)
+
+        async def pass_on(name: str, offset: int, count: int) -> None:
+            try:
+                await _put(path / name, name, offset, count, depots, problems)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, file in files.items():
+                for offset in range(0, file.size, CHUNK_BYTES):
+                    await room.acquire()
+                    count = min(CHUNK_BYTES, file.size - offset)
+                    tasks.create_task(pass_on(name, offset, count))
+        return problems
+
+
+async def _put(
+    path: Path,
+    name: str,
+    offset: int,
+    count: int,
+    depots: Mapping[str, Any],
+    problems: dict[str, str],
+) -> None:
+    """One piece to every depot that has had no problem so far."""
+    import ray
+
+    from vime.ray.hosting import described
+
+    def put() -> Any:
+        import numpy
+
+        return ray.put(numpy.fromfile(path, numpy.uint8, count, offset=offset))
+
+    chunk = await anyio.to_thread.run_sync(put)
+
+    async def give(depot_name: str, depot: Any) -> None:
+        try:
+            problem = await depot.write.remote(name, offset, chunk)
+        except ray.exceptions.RayError as error:
+            problem = described(error)
+        if problem is not None:
+            problems.setdefault(depot_name, problem)
+
+    sound = {n: depot for n, depot in depots.items() if n not in problems}
+    await asyncio.gather(*(give(n, depot) for n, depot in sound.items()))
+
+
+def travelling_files(path: Path, owned: bool) -> dict[str, FileFacts]:
+    """Path within a checkpoint → the file, of what an engine needs.
+
+    Of a snapshot everything but its manifest, which the receiver makes anew from what it got; of
+    somebody else's directory the weights and the JSON files beside them.
+    """
+    from vime.eval.snapshot.files import list_files
+    from vime.eval.snapshot.manifest import FILE
+
+    if owned:
+        return {n: FileFacts.of(path / n) for n in list_files(path)[0] if n != FILE}
+    return {
+        entry.name: FileFacts.of(entry)
+        for entry in sorted(path.iterdir())
+        if entry.suffix in (".safetensors", ".json") and entry.is_file()
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """What tells one directory of weights from another without reading all of it.
+
+    Returns:
+        Hexadecimal BLAKE3 over name, size, first and last bytes of each weight file; of a
+        directory that is not there, over nothing. What an engine loads is digested in full.
+    """
+    hasher = blake3()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else ():
+        size = file.stat().st_size
+        hasher.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            hasher.update(stream.read(_EDGE_BYTES))
+            stream.seek(max(0, size - _EDGE_BYTES))
+            hasher.update(stream.read(_EDGE_BYTES))
+    return hasher.hexdigest()
+
+
+def node_name(facts: Facts, life: int) -> str:
+    """A depot's name in traces, and in the names of their files."""
+    name = f"{facts.address.replace(':', '-')}-{facts.node_id[:8]}"
+    return f"{name}.{life}" if life else name
