@@ -62,7 +62,7 @@ def bare_client(work: Work) -> Callable[[], None]:
     async def ask_all() -> None:
         waiting = iter(bodies)
         async with anyio.create_task_group() as tasks:
-            for _ in range(work.concurrency):
+            for _ in range(min(work.concurrency, len(bodies))):
                 tasks.start_soon(ask, waiting)
 
     async def ask(waiting: Iterator[dict[str, Any]]) -> None:

@@ -123,3 +123,16 @@ def test_runner_on_a_real_engine_beside_lm_eval(tmp_path: Path) -> None:
     )  # fmt: skip
     assert set(units(found)) == {"vime/real", "bare/real", "lm_eval/real"}
     assert {"runner_over_client", "runner_over_lm_eval"} <= set(found["ratios"])
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_latency_on_a_real_engine(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, "latency", "--gigabytes", "0.001", "--samples", "4", "--tokens", "4",
+        "--points", "1",
+    )  # fmt: skip
+    stages = {f"vime/{stage}" for stage in ("total", "stall", "export", "pin", "run")}
+    parts = {f"bare/{part}" for part in ("copy", "write", "load", "generation", "sum")}
+    assert units(found) == dict.fromkeys(stages | parts, "s")
+    assert found["ratios"]["latency_over_parts"] > 0
