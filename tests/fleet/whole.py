@@ -69,11 +69,13 @@ class Questions:
     """In the place of the stock evaluation: asks some prompts, several at once, and keeps answers.
 
     Attributes:
+        pause: how long each prompt is thought about, in seconds.
         scored: weight version → the answers behind a score.
     """
 
     config: EvalConfig
     world: World
+    pause: Callable[[], float] = float
     scored: dict[str, list[list[int]]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ class Questions:
         answers: dict[int, list[int]] = {}
 
         async def ask(generator: Generator, number: int) -> None:
+            await anyio.sleep(self.pause())
             sampling = {"n": 1, "temperature": 0.0, "max_tokens": NUM_TOKENS}
             generation = await generator.generate(PROMPTS[number], number, sampling)
             assert generation.weight_version == snapshot.weight_version
