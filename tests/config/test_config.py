@@ -218,6 +218,20 @@ def test_wrong_values_and_broken_rules_of_one_command_line_come_together(base: P
     assert told == ["--eval-interval", "--eval-temperature", "--eval-num-gpus", "--eval-top-p"]
 
 
+def test_what_is_no_namespace_is_told_to_be_one() -> None:
+    for wrong in (None, {"eval_num_gpus": 1}):
+        with pytest.raises(
+            TypeError, match=r"expected an object .* argparse.Namespace\(\*\*flags\)"
+        ):
+            validate_eval_args(wrong)  # type: ignore[arg-type]
+
+
+def test_a_framework_may_have_no_prefill_servers_and_no_external_engines(base: Path) -> None:
+    args = parse(*fleet_words(base))
+    args.prefill_num_servers, args.rollout_external_engine_addrs = 0, []
+    validate_eval_args(args)
+
+
 def test_whatever_is_wrong_with_data_and_rewards_and_machine_comes_together(
     base: Path, tmp_path: Path
 ) -> None:

@@ -160,3 +160,6 @@ def test_a_file_that_is_empty_or_not_there(tmp_path: Path) -> None:
     assert read_config_file(tmp_path / "empty.yaml") == ConfigFile()
     (said,) = problems_of(parse("--eval-config", str(tmp_path / "gone.yaml")))
     assert "gone.yaml: cannot be read: " in said
+    gone = parse("--eval-config", str(tmp_path / "gone.yaml"), "--eval-num-gpus", "2")
+    (said,) = problems_of(gone)  # what is missing may stand in the file
+    assert "gone.yaml: cannot be read: " in said

@@ -40,15 +40,17 @@ class ConfigFile:
     Attributes:
         values: dest of a flag → its value; ``eval_dataset_settings``: set → its own settings.
         problems: one sentence for each thing that is wrong; ``values`` is without it.
+        was_read: whether it could be read at all.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    was_read: bool = True
 
 
 def read_config_file(path: str | Path) -> ConfigFile:
     """Read the file; what is wrong with it is listed, never raised."""
-    file = ConfigFile()
+    file = ConfigFile(was_read=False)
     where = f"--eval-config {path}"
     try:
         document = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506 -- a SafeLoader
@@ -58,6 +60,7 @@ def read_config_file(path: str | Path) -> ConfigFile:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         file.problems.append(f"{where}: cannot be read: {error}")
         return file
+    file.was_read = True
     if not isinstance(document, Mapping):
         if document is not None:
             file.problems.append(f"{where}: expected a mapping of flags to values")

@@ -157,7 +157,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--hf-checkpoint", None, "The base checkpoint: engines start from it, and snapshots are checked against it.", group=_FRAME),
     Flag("--save-hf", None, "The framework's own checkpoints; never reused as eval snapshots.", group=_FRAME),
     Flag("--vllm-config", None, "YAML with the engines' layout; must define exactly one model named eval.", group=_FRAME),
-    Flag("--prefill-num-servers", None, "Prefill servers of the rollout engines; excludes --eval-num-gpus.", int, group=_FRAME, minimum=1),
+    Flag("--prefill-num-servers", None, "Prefill servers of the rollout engines; excludes --eval-num-gpus.", int, group=_FRAME, minimum=0),
     Flag("--rollout-external-engine-addrs", None, "Addresses of external rollout engines; excludes --eval-num-gpus.", many=True, group=_FRAME),
     Flag("--colocate", False, "Trainer and rollout engines share their GPUs.", bool, group=_FRAME),
     Flag("--ci-test", False, "Any skipped eval point fails the run.", bool, group=_FRAME),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 from vime.eval.config.errors import ConfigError
-from vime.eval.config.file import read_config_file
+from vime.eval.config.file import ConfigFile, read_config_file
 from vime.eval.config.flags import BY_DEST, FLAGS, value_of
 from vime.eval.config.rules import (
     data_problems,
@@ -25,12 +25,21 @@ def validate_eval_args(args: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: naming every wrong flag with its value and the remedy.
+        TypeError: ``args`` is no namespace.
     """
-    problems = _file_problems(args)
+    if not hasattr(args, "__dict__"):
+        raise TypeError(
+            f"args={args!r:.100}: expected an object with an attribute for each flag, such as "
+            "argparse.Namespace(**flags)"
+        )
+    file = _file(args)
+    problems = file.problems
     wrong = _value_problems(args)
     sound = _without(args, wrong)
     rules = (fleet_problems, snapshot_problems, data_problems, run_problems)
     found = [problem for rule in rules for problem in rule(sound)]
+    if not file.was_read:
+        found = []  # what is missing may stand in it
     # A rule that speaks of a flag whose value is wrong has to wait until that is mended.
     names = [BY_DEST[dest].name for dest in wrong]
     problems += [*wrong.values(), *(p for p in found if not any(n in p for n in names))]
@@ -40,16 +49,16 @@ def validate_eval_args(args: argparse.Namespace) -> None:
     args.eval_uses_snapshots = bool(get("eval_num_gpus") or names_checkpoint_fn(args))
 
 
-def _file_problems(args: argparse.Namespace) -> list[str]:
-    """What is wrong with the file of ``--eval-config``; what ``args`` lacks is taken from it."""
+def _file(args: argparse.Namespace) -> ConfigFile:
+    """The file of ``--eval-config``; what ``args`` lacks is taken from it."""
     path = getattr(args, "eval_config", None)
     if path is None:
-        return []
+        return ConfigFile()
     file = read_config_file(path)
     for dest, value in file.values.items():
         if not hasattr(args, dest):
             setattr(args, dest, value)
-    return file.problems
+    return file
 
 
 def _value_problems(args: argparse.Namespace) -> dict[str, str]:
