@@ -215,6 +215,17 @@ async def test_a_node_keeps_as_many_as_the_driver_and_says_so_in_a_trace_of_its_
     assert life == ["write", "seal", "verify", "lease", "leave", "delete"]
 
 
+async def test_a_run_that_is_resumed_writes_traces_of_its_own_beside_the_earlier_ones(
+    world: World, checkpoints: Path
+) -> None:
+    world.engines = {0: "b"}
+    for step in (1, 2):
+        async with running(world) as deliveries:
+            await all_engines(deliveries, world, await world.snapshot(checkpoints / "whole", step))
+    names = sorted(path.name for path in world.run_dir.iterdir())
+    assert names == ["trace.10.0.0.98-bbbbbbbb.1.jsonl", "trace.10.0.0.98-bbbbbbbb.jsonl"]
+
+
 async def test_what_changed_on_the_way_is_given_to_no_engine(
     world: World, checkpoints: Path
 ) -> None:

@@ -7,6 +7,7 @@ unblocked by their answers and by Ray, which reports a lost node; deadlines are 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import time
@@ -113,7 +114,7 @@ class Deliveries:
         self._branches: dict[str, _Branch] = {}
         self._opening: dict[str, anyio.Lock] = {}
         self._turn = anyio.Lock()
-        self._lives: dict[str, int] = {}
+        self._names: set[str] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -174,14 +175,11 @@ class Deliveries:
 
     async def _open(self, node_id: str) -> _Branch:
         assert self._nonce is not None, "it runs"
-        life = self._lives.get(node_id, 0)
-        self._lives[node_id] = life + 1
         order = DepotOrder(
             self._run_id,
             self._staging,
             self._keep,
             self._verify,
-            life,
             self._nonce,
         )
         host = await self._hire(Depot, node_id, order)
@@ -193,7 +191,24 @@ class Deliveries:
                 await host.kill()
         if root is None:
             log.info("node %s does not see %s: snapshots travel", facts.address, self._staging)
-        return _Branch(host, node_name(facts, life), root)
+        return _Branch(host, await self._new_name(facts), root)
+
+    async def _new_name(self, facts: Facts) -> str:
+        """Of a depot in traces: the node's, with a number where that has had one before."""
+
+        def is_taken(name: str) -> bool:
+            return name in self._names or self._trace_of(name).exists()
+
+        first = name = node_name(facts)
+        for number in itertools.count(1):
+            if not await anyio.to_thread.run_sync(is_taken, name):
+                break
+            name = f"{first}.{number}"
+        self._names.add(name)
+        return name
+
+    def _trace_of(self, name: str) -> Path:
+        return self._run_dir / f"trace.{name}.jsonl"
 
     async def _visible(self, branch: _Branch, snapshot: Snapshot) -> Path | None:
         """The snapshot's path on the node, where the node sees it without our help."""
@@ -222,7 +237,7 @@ class Deliveries:
             self._branches.pop(node_id, None)
             raise
         if reply.records:
-            path = self._run_dir / f"trace.{branch.name}.jsonl"
+            path = self._trace_of(branch.name)
             await anyio.to_thread.run_sync(_append, path, reply.records)
         return reply
 
@@ -282,7 +297,10 @@ class Deliveries:
         sender = await self._own_sender()
         try:
             files = await sender.call("files", snapshot.path, snapshot.owned)
-            problems = await self._to_each(targets, "begin", snapshot, files)
+            names = {node_id: self._branches[node_id].name for node_id in targets}
+            problems = await self._to_each(
+                targets, "begin", snapshot, files, first=lambda node_id: (names[node_id],)
+            )
             depots = {
                 node_id: self._branches[node_id].host.handle
                 for node_id in targets
@@ -297,13 +315,19 @@ class Deliveries:
         problems |= await self._to_each(arrived, "seal")
         return problems, sum(file.size for file in files.values()) * len(depots)
 
-    async def _to_each(self, targets: Iterable[str], method: str, *args: Any) -> dict[str, str]:
-        """Ask several depots at once; returns node → problem."""
+    async def _to_each(
+        self,
+        targets: Iterable[str],
+        method: str,
+        *args: Any,
+        first: Callable[[str], tuple[Any, ...]] = lambda node_id: (),  # noqa: ARG005
+    ) -> dict[str, str]:
+        """Ask several depots at once, ``first`` with what is each one's own; node → problem."""
         problems: dict[str, str] = {}
 
         async def ask(node_id: str) -> None:
             try:
-                problem = (await self._ask(node_id, method, *args)).problem
+                problem = (await self._ask(node_id, method, *first(node_id), *args)).problem
             except HostLost as lost:
                 problem = f"the node's depot is lost: {lost}"
             if problem is not None:

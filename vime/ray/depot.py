@@ -52,7 +52,6 @@ class DepotOrder:
         staging: ``--eval-hf-dir``, as the driver sees it.
         keep: how many finished snapshots stay on the node.
         verify: what digests are made of.
-        life: 0 for the first depot of a node, then 1, 2 …
         nonce: tells whether the driver's staging directory is visible on the node.
     """
 
@@ -60,7 +59,6 @@ class DepotOrder:
     staging: Path
     keep: int
     verify: str
-    life: int
     nonce: Nonce
 
 
@@ -122,10 +120,10 @@ class Depot:
             self._store.leave(weight_version)
         return self._reply(None)
 
-    async def begin(self, snapshot: Snapshot, files: dict[str, FileFacts]) -> Reply:
-        """Make room."""
+    async def begin(self, name: str, snapshot: Snapshot, files: dict[str, FileFacts]) -> Reply:
+        """Make room; ``name`` is this depot's in traces."""
         try:
-            (await self._opened()).begin(snapshot, files)
+            (await self._opened(name)).begin(snapshot, files)
         except NotReceived as error:
             return self._reply(None, str(error))
         return self._reply(None)
@@ -155,10 +153,9 @@ class Depot:
         await anyio.to_thread.run_sync(self._store.close)
         return self._reply(None)
 
-    async def _opened(self) -> NodeStore:
+    async def _opened(self, name: str) -> NodeStore:
         if self._store is None:
             order = self._order
-            name = node_name(self.facts(), order.life)
             store = NodeStore(self._root, order.run_id, name, order.keep, order.verify)
             await anyio.to_thread.run_sync(store.open)
             self._store = store
@@ -282,7 +279,6 @@ def fingerprint(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def node_name(facts: Facts, life: int) -> str:
-    """A depot's name in traces, and in the names of their files."""
-    name = f"{facts.address.replace(':', '-')}-{facts.node_id[:8]}"
-    return f"{name}.{life}" if life else name
+def node_name(facts: Facts) -> str:
+    """A node's name in traces, and in the names of their files."""
+    return f"{facts.address.replace(':', '-')}-{facts.node_id[:8]}"
