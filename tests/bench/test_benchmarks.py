@@ -55,6 +55,7 @@ def test_trace(tmp_path: Path) -> None:
     assert found["figures"]["vime/replay"]["n"] == 2
 
 
+@pytest.mark.slow
 def test_dispatch(tmp_path: Path, subject: str) -> None:
     found = measured(tmp_path, "dispatch", "--points", "5", "--subject", subject)
     assert set(units(found).items()) == {
@@ -66,6 +67,7 @@ def test_dispatch(tmp_path: Path, subject: str) -> None:
     assert set(found["ratios"]) == {"hold_over_handover", "nothing_hold_over_handover"}
 
 
+@pytest.mark.slow
 def test_stall(tmp_path: Path, subject: str) -> None:
     found = measured(
         tmp_path, "stall", "--gigabytes", "0.001", "--seconds", "0.2", "--points", "2",
@@ -74,10 +76,12 @@ def test_stall(tmp_path: Path, subject: str) -> None:
     names = ("copy", "blocking", "blocking_save", "vime", "nothing")
     assert units(found) == {f"{name}/stall": "s" for name in names}
     assert found["figures"]["blocking/stall"]["p50"] > 0.2, "it waits for the evaluation"
-    assert found["figures"]["vime/stall"]["p50"] < 0.2, "it does not"
+    stall, blocking = (found["figures"][f"{name}/stall"]["p50"] for name in ("vime", "blocking"))
+    assert stall < blocking, "it does not"
     assert {"stall_over_copy", "stall_over_blocking"} <= set(found["ratios"])
 
 
+@pytest.mark.slow
 def test_interference(tmp_path: Path, subject: str) -> None:
     found = measured(
         tmp_path, "interference", "--seconds", "0.3", "--rounds", "1", "--width", "64",
@@ -88,6 +92,7 @@ def test_interference(tmp_path: Path, subject: str) -> None:
     assert {"speed_with_one", "speed_with_two", "nothing_speed_with_one"} <= set(found["ratios"])
 
 
+@pytest.mark.slow
 def test_scale(tmp_path: Path) -> None:
     found = measured(tmp_path, "scale", "--points", "20", "--engines", "1", "3")
     assert {name.partition("/")[0] for name in found["figures"]} == {"engines_1", "engines_3"}
@@ -95,6 +100,7 @@ def test_scale(tmp_path: Path) -> None:
     assert {"memory_growth_mb", "time_growth"} <= set(found["ratios"])
 
 
+@pytest.mark.slow
 def test_runner_on_a_server_that_answers_at_once(tmp_path: Path) -> None:
     found = measured(
         tmp_path, "runner", "--server", "instant", "--samples", "16", "--concurrency", "4",

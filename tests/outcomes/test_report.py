@@ -28,6 +28,7 @@ POINT_KEYS = [
     "duration_s",
     "stall_s",
     "hf_dir",
+    "canary",
 ]
 
 
