@@ -7,6 +7,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EVAL   ?= fleet
 
+# What torch compiles when an engine starts on a CPU is the same each time: engines of different
+# runs find it here, instead of in a temporary directory of their own.
+export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/inductor
+
 .PHONY: venv demo demo-ray picture bench chaos kills test test-fast test-slow test-real lint docs browser clean
 
 venv: $(STAMP)
