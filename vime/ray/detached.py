@@ -27,6 +27,7 @@ from vime.eval.fleet.launch import Tokens
 from vime.eval.fleet.settings import FleetSettings
 from vime.ray.group import Bundle, Placement, RayCluster, place
 from vime.ray.placement import PlacementLayout
+from vime.ray.processes import on_node
 
 NAMESPACE: Final = "vime"
 
@@ -190,7 +191,8 @@ def claim_fleet(settings: FleetSettings, owner: str, news_s: float = _NEWS_S) ->
     name = fleet_name(settings)
     options = {**detached(f"{name}-ledger"), "num_cpus": 0, "num_gpus": 0, "get_if_exists": True}
     ledger = ray.remote(Ledger).options(**options).remote()
-    sign = ray.remote(SignOfLife).options(num_cpus=0, num_gpus=0).remote()
+    home = on_node(ray.get_runtime_context().get_node_id())  # the loss of another node says nothing
+    sign = ray.remote(SignOfLife).options(num_cpus=0, num_gpus=0, scheduling_strategy=home).remote()
     deadline = time.monotonic() + news_s
     while True:
         found = ray.get(ledger.claim.remote(owner, [sign]), timeout=_CALL_S)

@@ -76,7 +76,6 @@ class EngineHost(ProcessHost):
 
     async def serving(self) -> Serving | None:
         """What it has started, if that still lives."""
-        assert self._process is None or self._serving is not None
         alive = self._process is not None and not self._process.has_ended()
         return self._serving if alive else None
 
