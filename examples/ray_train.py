@@ -161,8 +161,8 @@ def cluster(args: argparse.Namespace) -> Iterator[None]:
     import ray
 
     with ExitStack() as stack:
-        stack.callback(ray.shutdown)
         if args.address is not None:
+            stack.callback(ray.shutdown)
             ray.init(address=args.address, log_to_driver=False)
         else:
             layout = placement_layout(args)
@@ -170,6 +170,7 @@ def cluster(args: argparse.Namespace) -> Iterator[None]:
             directory = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="vr-", dir="/tmp", ignore_cleanup_errors=True)
             )
+            stack.callback(ray.shutdown)  # before its directory goes
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))  # else ~/.ray has one
