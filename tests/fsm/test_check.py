@@ -53,6 +53,15 @@ def test_a_sound_run_violates_nothing_wherever_it_is_cut(tmp_path: Path) -> None
             assert violations(path) == [], (begin, end)
 
 
+def test_a_violation_that_quotes_a_forged_state_steers_no_terminal(run: Run) -> None:
+    run.fire("point", 10, "dispatch")
+    run.trace.close()
+    edit(run.path, lambda fields: fields | {"dest": "\x1b[2J"})
+    found = violations(run.path, ended=True)
+    assert any("point 10 was \\x1b[2J when" in violation.text for violation in found)
+    assert not any("\x1b" in violation.text for violation in found)
+
+
 # -- 1: ends -------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vime.fsm.record import Record
+from vime.fsm.text import clean
 
 Run = tuple[str, str]
 """Run and node: whose records may be compared with each other."""
@@ -63,8 +64,8 @@ class Rule:
         return ()
 
     def broken(self, text: str, *records: Record | None) -> Violation:
-        """A violation of this rule's invariant."""
-        return Violation(self.invariant, text, tuple(r for r in records if r is not None))
+        """A violation of this rule's invariant; what it quotes of the trace steers no terminal."""
+        return Violation(self.invariant, clean(text), tuple(r for r in records if r is not None))
 
 
 def run_of(record: Record) -> Run:
