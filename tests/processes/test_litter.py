@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
 from tests.watch import watching
@@ -58,6 +59,14 @@ async def test_nothing_is_left_when_one_of_them_is_killed(victim: str, tmp_path:
         os.kill(process.pid if victim == "child" else process.keeper_pid, signal.SIGKILL)
         with anyio.fail_after(10):
             await process.wait()
+        assert left(paths) == []
+
+
+async def test_nothing_is_left_when_the_whole_tree_was_stopped(tmp_path: Path) -> None:
+    async with littering(tmp_path / "log") as (process, paths):
+        for each in psutil.Process(process.keeper_pid).children(recursive=True):
+            each.suspend()  # the tracker of shared memory too, which is to clean up
+        await process.end(grace_s=0)
         assert left(paths) == []
 
 

@@ -39,8 +39,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
-#: How long a resource tracker may clean up; it takes milliseconds.
-TRACKER_GRACE_S = 1.0
+#: How long a resource tracker may clean up once all others are gone. It takes milliseconds, on a
+#: busy machine longer; one that is killed before leaves shared memory behind for good.
+TRACKER_GRACE_S = 4.0
 
 #: Whatever else would end the keeper at once and leave its tree to nobody.
 END_SIGNALS = (
@@ -97,18 +98,18 @@ def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
     return found
 
 
-def kill(process: Process) -> None:
-    """SIGKILL exactly this process, never another one that was given its pid since."""
+def send(number: signal.Signals, process: Process) -> None:
+    """Signal exactly this process, never another one that was given its pid since."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as error:
         if error.errno == errno.ENOSYS:  # Linux before 5.3
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
         return
     try:
         now = read_process(process.pid)
         if now is not None and now.start == process.start:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
     except OSError:
         pass  # it has gone just now, or belongs to another user: the caller looks again
     finally:
@@ -122,6 +123,26 @@ def is_tracker(pid: int) -> bool:
             return b"resource_tracker" in file.read()
     except OSError:
         return False
+
+
+class Ending:
+    """Kills processes; resource trackers, which clean up behind the others, only after them."""
+
+    def __init__(self) -> None:
+        self._spare_until: float | None = None
+
+    def kill(self, alive: list[Process]) -> None:
+        """Kill all that may be killed by now; to be called again until nobody is alive."""
+        trackers = [process for process in alive if is_tracker(process.pid)]
+        others = [process for process in alive if process not in trackers]
+        for process in others:
+            send(signal.SIGKILL, process)
+        now = time.monotonic()
+        if not others and self._spare_until is None:
+            self._spare_until = now + TRACKER_GRACE_S
+        spared = self._spare_until is None or now < self._spare_until
+        for process in trackers:  # one that was stopped cannot clean up
+            send(signal.SIGCONT if spared else signal.SIGKILL, process)
 
 
 def remove_tree(directory: str) -> None:
@@ -276,15 +297,13 @@ class Keeper:
     def _end_tree(self, wake: int) -> None:
         """Kill until no child is left; a process in an uninterruptible wait is waited for."""
         pause_ms = 2.0
-        spare_until = time.monotonic() + TRACKER_GRACE_S
+        ending = Ending()
         waiting = select.poll()
         waiting.register(wake, select.POLLIN)
         while True:
             table = processes()
-            sparing = time.monotonic() < spare_until
-            for pid in with_descendants({os.getpid()}, table) - {os.getpid()}:
-                if table[pid].state != "Z" and not (sparing and is_tracker(pid)):
-                    kill(table[pid])
+            below = with_descendants({os.getpid()}, table) - {os.getpid()}
+            ending.kill([table[pid] for pid in below if table[pid].state != "Z"])
             if self._reap():
                 return
             waiting.poll(pause_ms)

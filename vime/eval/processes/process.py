@@ -40,7 +40,7 @@ from vime.eval.processes.pipes import PipeReader, PipeWriter
 MARKER: Final = "VIME_KEEPER"
 
 _START_TIMEOUT_S: Final = 30.0
-_SWEEP_TIMEOUT_S: Final = 2.0
+_SWEEP_TIMEOUT_S: Final = keeper.TRACKER_GRACE_S + 2.0
 _REAP_TIMEOUT_S: Final = 2.0
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -91,7 +91,7 @@ class KeptProcess:
         self._marker = launched.marker
         self._log_start = launched.log_start
         self._scratch = launched.scratch
-        self._spare_until: float | None = None
+        self._ending = keeper.Ending()
         self._reported: int | None = None
         self._heard = b""
         self._hearing = anyio.Lock()
@@ -217,10 +217,8 @@ class KeptProcess:
     def _sweep(self) -> list[int]:
         """Kill whatever is marked as of this tree; returns the pids that were still alive.
 
-        Resource trackers are spared for a moment: they clean up behind the others.
+        Resource trackers are spared for a while: they clean up behind the others.
         """
-        now = time.monotonic()
-        self._spare_until = self._spare_until or now + keeper.TRACKER_GRACE_S
         table = keeper.processes()
         # The keeper is not reaped yet, so nobody else can have its pid as a session's id.
         ours = {
@@ -233,9 +231,7 @@ class KeptProcess:
             for pid in keeper.with_descendants(ours, table) - {os.getpid()}
             if table[pid].state != "Z"
         ]
-        for pid in alive:
-            if now > self._spare_until or not keeper.is_tracker(pid):
-                keeper.kill(table[pid])
+        self._ending.kill([table[pid] for pid in alive])
         return alive
 
     def _bury(self) -> int:
