@@ -146,6 +146,8 @@ def test_only_rooms_of_vime_are_swept(staging: Staging, tmp_path: Path) -> None:
         (root / name).mkdir()
         (root / name / "owner.json").write_text(owner)
     (root / ".vime-empty").mkdir()
+    (root / ".vime-unmarked").mkdir()  # its run was killed before the marker was written
+    (root / ".vime-unmarked" / "owner.json").touch()
     (root / ".vime-file").touch()
     staging.open()
     staging.close()

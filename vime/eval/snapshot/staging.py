@@ -144,8 +144,8 @@ class Staging:
             if _is_room(path):
                 log.info("removing what the dead run %s left in %s", _owner_of(path), path)
                 remove_tree(path)
-            elif not any(path.iterdir()):  # its run died before it could leave its marker
-                path.rmdir()
+            elif _died_at_birth(path):
+                remove_tree(path)
 
 
 def remove_tree(path: Path) -> None:
@@ -162,6 +162,13 @@ def remove_tree(path: Path) -> None:
                 return
             if attempt == _REMOVALS:
                 log.warning("%s could not be removed: %s", path, error)
+
+
+def _died_at_birth(room: Path) -> bool:
+    """Whether its run died before it could write its marker, and so before anything else."""
+    inside = list(room.iterdir())
+    marker = room / _OWNER
+    return not inside or (inside == [marker] and marker.lstat().st_size == 0)
 
 
 def _owner_of(room: Path) -> str | None:
