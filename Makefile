@@ -66,7 +66,7 @@ test-slow: venv
 	$(BIN)/pytest -m "slow and not real" -n 2 -q
 
 test-real: venv
-	$(BIN)/pytest -m real -n 2 --dist loadgroup --no-loadscope-reorder -q
+	$(BIN)/pytest -m real -n 2 --dist loadscope --no-loadscope-reorder -q
 
 # Kills the demo's driver five times and resumes it each time; some five minutes.
 kills: venv

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("vime", deadline=None)  # a busy machine is no failure
 settings.load_profile("vime")
@@ -19,21 +22,32 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 LONGEST_FIRST = ("fleet", "test_example_training", "chaos", "bench", "examples", "ray", "processes")
 
 
+class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
+    """One worker runs all tests of a folder: they share engines."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling | None:
+    """``--dist loadscope`` means folders here."""
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of one folder, which share engines, to one worker."""
-    real = [item for item in items if item.get_closest_marker("real")]
-    for item in real:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    """Put the longest groups of real tests first."""
     items.sort(key=_order)
 
 
-def _group(item: pytest.Item) -> str:
-    folder = item.path.parent.name
-    return item.path.stem if folder == "tests" else folder
+def _group(nodeid: str) -> str:
+    """``fleet`` for a test in ``tests/fleet``, the module's name for one in ``tests`` itself."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    return path.stem if path.parent.name == "tests" else path.parent.name
 
 
 def _order(item: pytest.Item) -> int:
-    if not item.get_closest_marker("real") or _group(item) not in LONGEST_FIRST:
+    group = _group(item.nodeid)
+    if not item.get_closest_marker("real") or group not in LONGEST_FIRST:
         return len(LONGEST_FIRST)
-    return LONGEST_FIRST.index(_group(item))
+    return LONGEST_FIRST.index(group)
