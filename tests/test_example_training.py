@@ -347,4 +347,4 @@ def test_the_fleet_demo_scores_every_point_with_its_own_weights(tmp_path: Path) 
     check = [sys.executable, "-m", "vime.cli", "trace", "check", "--ended", str(run_dir)]
     checked = subprocess.run(check, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
-    assert set(Path("/dev/shm").glob("vime-demo-*")) == before
+    assert set(Path("/dev/shm").glob("vime-demo-*")) <= before  # what others left may go

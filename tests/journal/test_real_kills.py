@@ -43,4 +43,4 @@ def test_the_demo_killed_and_resumed_has_the_weights_and_scores_of_an_undisturbe
         assert metrics["eval/addition"] == pytest.approx(expected[step].accuracy, abs=0.02)
     samples = list((tmp_path / "run" / "samples").iterdir())
     assert len(samples) == len(scored)
-    assert set(Path("/dev/shm").glob("vime-demo-*")) == before
+    assert set(Path("/dev/shm").glob("vime-demo-*")) <= before  # what others left may go
