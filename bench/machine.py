@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +35,7 @@ def describe_machine(command: Sequence[str]) -> dict[str, Any]:
         "packages": _versions(),
         "vime": _commit(),
         "load_before": round(os.getloadavg()[0], 2),
-        "command": " ".join(["python -m bench", *command]),
+        "command": " ".join(["python -m bench", *_measuring(command)]),
     }
 
 
@@ -89,6 +88,12 @@ def summary(machine: dict[str, Any]) -> str:
     )
 
 
-def own_command() -> list[str]:
-    """The arguments that this process was started with."""
-    return sys.argv[1:]
+def _measuring(command: Sequence[str]) -> list[str]:
+    """The arguments without those that say where to write, which matter to nobody else."""
+    kept, words = [], iter(command)
+    for word in words:
+        if word in ("--json", "--png"):
+            next(words, None)
+        elif not word.startswith(("--json=", "--png=")):
+            kept.append(word)
+    return kept
