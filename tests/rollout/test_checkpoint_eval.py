@@ -37,6 +37,7 @@ def test_whatever_a_backend_does_costs_its_own_point_and_a_dead_process_is_repla
         eval_hf_dir=str(tmp_path / "staging"),
         eval_run_dir=str(tmp_path / "run"),
         eval_timeout=8.0,
+        eval_max_in_flight=1,  # two may overtake each other, and whose process it is depends on it
     )
     with EvalDispatcher.from_args(args, exporter=lambda *_: None) as dispatcher:
         for step in range(13):
