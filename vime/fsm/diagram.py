@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from vime.fsm.generated import write_or_check
 from vime.fsm.tables import NEW, TABLES, Table, table_hash
 
 _HEAD = """\
@@ -60,18 +59,13 @@ def page() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the page; 0 when it is as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m vime.fsm.diagram", description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    args = parser.parse_args(argv)
-    wanted = page()
-    if not args.check:
-        args.path.write_text(wanted)
-        return 0
-    if args.path.is_file() and args.path.read_text() == wanted:
-        return 0
-    sys.stderr.write(f"{args.path} is not what vime/fsm/tables.py says; run `make docs`\n")
-    return 1
+    return write_or_check(
+        page(),
+        argv,
+        prog="python -m vime.fsm.diagram",
+        description=__doc__,
+        source="vime/fsm/tables.py",
+    )
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ nothing, and fails when the page is not what the definitions say.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from vime.eval.config import file as config_file
 from vime.eval.config.datasets import SETTING_DESTS
 from vime.eval.config.flags import BY_DEST, FLAGS, Flag
+from vime.fsm.generated import write_or_check
 
 _HEAD = """\
 # Flags
@@ -90,20 +89,13 @@ def _example() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the page; 0 when it is as it should be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vime.eval.config.flags_doc", description=__doc__
+    return write_or_check(
+        page(),
+        argv,
+        prog="python -m vime.eval.config.flags_doc",
+        description=__doc__,
+        source="vime/eval/config/flags.py",
     )
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    args = parser.parse_args(argv)
-    wanted = page()
-    if not args.check:
-        args.path.write_text(wanted)
-        return 0
-    if args.path.is_file() and args.path.read_text() == wanted:
-        return 0
-    sys.stderr.write(f"{args.path} is not what vime/eval/config/flags.py says; run `make docs`\n")
-    return 1
 
 
 if __name__ == "__main__":
