@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.cli import positive, positive_number
 from bench.figures import Report, paired_ratio
-from bench.models import VOCABULARY, make_model, make_tokenizer, num_bytes
+from bench.models import VOCABULARY, make_model, make_tokenizer, num_bytes, write_checkpoint
 from bench.scratch import Scratch, scratch
 from bench.subjects import (
     VIME,
@@ -57,9 +57,7 @@ def run(args: argparse.Namespace) -> Report:
         import torch
 
         model = make_model(args.width, 4, torch.float32)
-        checkpoint = places.memory / "base"
-        model.save_pretrained(checkpoint)
-        make_tokenizer().save_pretrained(checkpoint)
+        checkpoint = write_checkpoint(model, places.memory / "base")
         factories: dict[str, Factory] = {VIME: _vime, **others}
         with _opened_all(factories, args, places, checkpoint, model) as subjects:
             rates = _measure(subjects, make_step(model), args)

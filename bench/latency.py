@@ -22,7 +22,7 @@ from bench.cli import UsageError, positive, positive_number
 from bench.clients import Work, client_process
 from bench.engines import Engines
 from bench.figures import Report, paired_ratio
-from bench.models import make_model_of, make_tokenizer
+from bench.models import make_model_of, make_tokenizer, write_checkpoint
 from bench.scratch import Scratch, scratch
 from bench.stall import BareCopy
 from vime.eval.assembly import Parts, assemble
@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> Report:
     """Measure; see the module's docstring."""
     with scratch(int(6e9 * args.gigabytes)) as places:
         model = make_model_of(args.gigabytes)
-        checkpoint = places.memory / "base"
-        model.save_pretrained(checkpoint)
-        make_tokenizer().save_pretrained(checkpoint)
+        checkpoint = write_checkpoint(model, places.memory / "base")
         config = _config(args, places, checkpoint)
         try:
             taken = _measure(config, model, places, args)

@@ -84,11 +84,16 @@ def num_bytes(model: Any) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def write_tiny_checkpoint(directory: Path) -> Path:
-    """Save a model of 0.2 MB and its tokenizer; returns ``directory``."""
-    make_model(64, 2).save_pretrained(directory)
+def write_checkpoint(model: Any, directory: Path) -> Path:
+    """Save a model with the tokenizer of all benchmarks; returns ``directory``."""
+    model.save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)
     return directory
+
+
+def write_tiny_checkpoint(directory: Path) -> Path:
+    """Save a model of 0.2 MB and its tokenizer; returns ``directory``."""
+    return write_checkpoint(make_model(64, 2), directory)
 
 
 class FromShelf:

@@ -18,7 +18,7 @@ import anyio
 from bench.cli import positive, positive_number
 from bench.engines import fleet_settings, pinned, running_fleet, staged
 from bench.figures import Report, paired_ratio
-from bench.models import make_model_of, make_tokenizer
+from bench.models import make_model_of, write_checkpoint
 from bench.scratch import scratch
 from vime.fsm.trace import Trace
 
@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> Report:
     """Measure; see the module's docstring."""
     report = Report("pin")
     with scratch(int(4e9 * args.gigabytes)) as places:
-        checkpoint = places.memory / "base"
-        make_model_of(args.gigabytes).save_pretrained(checkpoint)
-        make_tokenizer().save_pretrained(checkpoint)
+        checkpoint = write_checkpoint(make_model_of(args.gigabytes), places.memory / "base")
         for num_engines in args.engines:
             root, memory = places.subject(f"engines_{num_engines}")
             staging = memory / "staging"

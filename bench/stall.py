@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.cli import UsageError, positive, positive_number
 from bench.figures import Report, paired_ratio
-from bench.models import make_model_of, make_tokenizer, num_bytes
+from bench.models import make_model_of, make_tokenizer, num_bytes, write_checkpoint
 from bench.scratch import Scratch, scratch
 from bench.subjects import (
     VIME,
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> Report:
     _check_memory(args.gigabytes)
     with scratch(int(_COPIES_IN_MEMORY / 2 * args.gigabytes * 1e9)) as places:
         model = make_model_of(args.gigabytes)
-        checkpoint = places.memory / "base"
-        model.save_pretrained(checkpoint)
-        make_tokenizer().save_pretrained(checkpoint)
+        checkpoint = write_checkpoint(model, places.memory / "base")
         # vime last: its export goes on when dispatch has returned, and must disturb nobody.
         factories: dict[str, Factory] = {
             "blocking_save": lambda setup: BlockingSave(setup, _wait_beside),

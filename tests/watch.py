@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import psutil
+
+from bench.chaos.victims import still_alive
 
 
 class Watch:
@@ -20,15 +21,7 @@ class Watch:
 
     def assert_gone(self, timeout_s: float = 10.0) -> None:
         """Wait for the end of each; a zombie has ended."""
-        deadline = time.monotonic() + timeout_s
-        left = dict(self.fds)
-        poll = select.poll()
-        for fd in left:
-            poll.register(fd, select.POLLIN)
-        while left and (left_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left_s * 1000):
-                poll.unregister(fd)
-                del left[fd]
+        left = still_alive(self.fds, timeout_s)
         assert not left, f"still alive: {[describe(pid) for pid in left.values()]}"
 
     def close(self) -> None:

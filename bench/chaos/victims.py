@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from vime.eval.processes import keeper
+
+T = TypeVar("T")
 
 #: An environment variable that every process of a run inherits.
 MARK = "VIME_CHAOS_RUN"
@@ -69,6 +72,25 @@ def marked(mark: str) -> Iterator[psutil.Process]:
             continue  # gone meanwhile, a zombie, or somebody else's
 
 
+def still_alive(processes: Mapping[int, T], timeout_s: float) -> dict[int, T]:
+    """Wait for the end of all; those that live on. A zombie has ended.
+
+    Args:
+        processes: pidfd → what the caller knows it by.
+        timeout_s: how long to wait.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = dict(processes)
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left and (left_s := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left_s * 1000):
+            poll.unregister(fd)
+            del left[fd]
+    return left
+
+
 class Doomed:
     """Processes that are about to die, held by handles that no reused pid can deceive."""
 
@@ -83,15 +105,7 @@ class Doomed:
 
     def survivors(self, timeout_s: float = GONE_S) -> list[str]:
         """Wait for the end of all; the names of those that live on. A zombie has ended."""
-        deadline = time.monotonic() + timeout_s
-        left = dict(self._names)
-        poll = select.poll()
-        for fd in left:
-            poll.register(fd, select.POLLIN)
-        while left and (left_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left_s * 1000):
-                poll.unregister(fd)
-                del left[fd]
+        left = still_alive(self._names, timeout_s)
         for fd in self._names:
             os.close(fd)
         return sorted(left.values())
