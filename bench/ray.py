@@ -107,11 +107,12 @@ async def _transfers(
     """Seconds to one node, seconds to four, in turn; and the snapshot's bytes."""
     from vime.eval.contracts import Snapshot
     from vime.eval.snapshot.manifest import Manifest
+    from vime.eval.snapshot.staging import room_of
     from vime.ray.delivery import Deliveries
     from vime.ray.site import home_node
 
     staging = places.memory / "home"
-    (staging / f".vime-{_RUN}").mkdir(parents=True)
+    room_of(staging, _RUN).mkdir(parents=True)
     path = staging / "step_0"
     model = make_model_of(args.gigabytes)
     size = num_bytes(model)

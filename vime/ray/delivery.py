@@ -23,6 +23,7 @@ import anyio.to_thread
 from vime.eval.contracts import Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.servers import Delivery
+from vime.eval.snapshot.staging import room_of
 from vime.eval.snapshot.stamps import FULL
 from vime.ray.depot import Depot, DepotOrder, Nonce, Reply, Sender, node_name
 from vime.ray.host import Facts
@@ -119,7 +120,7 @@ class Deliveries:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Leave the nonce; afterwards, remove what has travelled and end every depot."""
-        room = self._staging / f".vime-{self._run_id}"
+        room = room_of(self._staging, self._run_id)
         nonce = Nonce(f"{room.name}/nonce", secrets.token_hex(16))
         await anyio.to_thread.run_sync((self._staging / nonce.name).write_text, nonce.value)
         self._nonce = nonce

@@ -16,6 +16,8 @@ from typing import Any
 import anyio.to_thread
 
 from vime.eval.contracts import Snapshot
+from vime.eval.snapshot.export import AlreadyWritten
+from vime.eval.snapshot.files import free_bytes, write_at
 from vime.eval.snapshot.staging import Staging, remove_tree
 from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.store import Draft, SnapshotStore
@@ -44,16 +46,6 @@ class FileFacts:
         """Of a file that is there."""
         info = path.stat()
         return cls(info.st_size, info.st_mtime_ns)
-
-
-class _Received:
-    """What has arrived, as the store wants it: a capture that has been written already."""
-
-    def write(self, directory: Path) -> None:
-        """Everything lies there."""
-
-    def release(self) -> None:
-        """Hold nothing."""
 
 
 @dataclass(eq=False)
@@ -159,7 +151,7 @@ class NodeStore:
             raise NotReceived("it was given up meanwhile")
         descriptor = self._arrival.open[name]
         try:
-            await anyio.to_thread.run_sync(_write, descriptor, data, offset)
+            await anyio.to_thread.run_sync(write_at, descriptor, data, offset)
         except OSError as error:
             raise NotReceived(f"{self._root}: {error.strerror}") from error
 
@@ -174,7 +166,7 @@ class NodeStore:
             raise NotReceived("it was given up meanwhile")
         arrival.close()
         try:
-            found = await self._store.seal(arrival.draft, _Received())
+            found = await self._store.seal(arrival.draft, AlreadyWritten())
         except EvalSkip as skip:
             raise NotReceived(f"{skip.reason}: {skip.detail}") from skip
         wanted = arrival.snapshot
@@ -206,8 +198,7 @@ class NodeStore:
         self._leases[weight_version].pop().__exit__(None, None, None)
 
     def _check_space(self, num_bytes: int) -> None:
-        info = os.statvfs(self._root)
-        free = info.f_bavail * info.f_frsize
+        free = free_bytes(self._root)
         if free < num_bytes + _MARGIN_BYTES:
             raise NotReceived(
                 f"{self._root}: {free} bytes are free there, and the snapshot has {num_bytes}: "
@@ -238,10 +229,3 @@ def _new_file(directory: Path, name: str, size: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _write(descriptor: int, data: Any, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from vime.eval.snapshot.checkpoint_files import TensorSpec, WeightFile, bytes_of
+from vime.eval.snapshot.files import write_at
 from vime.eval.snapshot.held import target_dtype
 from vime.eval.snapshot.model_state import is_sharded
 
@@ -152,7 +153,7 @@ def create_files(directory: Path, files: list[WeightFile], *, reserve: bool) -> 
                 os.posix_fallocate(fd, 0, file.size)
             else:
                 os.ftruncate(fd, file.size)
-            _write_at(fd, memoryview(file.header), 0)
+            write_at(fd, file.header, 0)
         finally:
             os.close(fd)
 
@@ -200,7 +201,7 @@ def _write_part(
     start, shape = file.starts[name], tuple(part.shape)
     if shape[1:] == whole.shape[1:]:  # one run of bytes
         skipped = offset[0] * prod(whole.shape[1:]) * part.element_size() if offset else 0
-        _write_at(fd, bytes_of(part), start + skipped)
+        write_at(fd, bytes_of(part), start + skipped)
         return
     import torch
 
@@ -212,12 +213,6 @@ def _write_part(
         ).view(whole.shape)
         place[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))].copy_(part)
         del place  # the map cannot be closed before
-
-
-def _write_at(fd: int, content: memoryview, position: int) -> None:
-    while content.nbytes:
-        count = os.pwrite(fd, content, position)
-        content, position = content[count:], position + count
 
 
 def read_back(

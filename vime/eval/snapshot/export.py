@@ -90,10 +90,12 @@ class CallableExporter:
             Exception: whatever it raises.
         """
         self._export(rollout_id, directory)
-        return _AlreadyWritten()
+        return AlreadyWritten()
 
 
-class _AlreadyWritten:
+class AlreadyWritten:
+    """A capture whose checkpoint lies in the directory already."""
+
     def write(self, directory: Path) -> None:
         """Leave the directory as the function has filled it."""
 

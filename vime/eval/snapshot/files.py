@@ -169,6 +169,26 @@ def _write_batch(fd: int, views: list[memoryview]) -> None:
             views[first] = views[first][count:]
 
 
+def write_at(fd: int, content: ReadableBuffer, position: int) -> None:
+    """Write all of a buffer into an open file, where it belongs there.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    view = memoryview(content)
+    if view.nbytes:  # without a byte it has no such view
+        view = view.cast("B")
+    while view.nbytes:
+        count = os.pwrite(fd, view, position)
+        view, position = view[count:], position + count
+
+
+def free_bytes(directory: Path) -> int:
+    """What this user may still write to the file system."""
+    info = os.statvfs(directory)
+    return info.f_bavail * info.f_frsize
+
+
 def flush(directory: Path) -> None:
     """Put every file below ``directory``, and the directories themselves, on the disk.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 
 from vime.eval import locks
-from vime.eval.snapshot.files import read_json_object, write_new
+from vime.eval.snapshot.files import free_bytes, read_json_object, write_new
 from vime.eval.snapshot.manifest import Manifest, ManifestError, check_run_id
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Staging:
     def __init__(self, directory: Path, run_id: str) -> None:
         self.directory = directory
         self.run_id = check_run_id(run_id)
-        self.room = directory / f"{_ROOM}{run_id}"
+        self.room = room_of(directory, run_id)
         self._numbers = itertools.count()
         self._lock: locks.FileLock | None = None
         self.inherited: dict[Path, Manifest] = {}
@@ -133,8 +133,7 @@ class Staging:
 
     def free_bytes(self) -> int:
         """What this user may still write to the file system."""
-        info = os.statvfs(self.directory)
-        return info.f_bavail * info.f_frsize
+        return free_bytes(self.directory)
 
     def _sweep(self) -> None:
         """Remove the rooms of dead runs; the lock says that no other run is alive here."""
@@ -146,6 +145,11 @@ class Staging:
                 remove_tree(path)
             elif _died_at_birth(path):
                 remove_tree(path)
+
+
+def room_of(directory: Path, run_id: str) -> Path:
+    """The room of a run in a staging directory."""
+    return directory / f"{_ROOM}{run_id}"
 
 
 def remove_tree(path: Path) -> None:
