@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -29,6 +28,7 @@ from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
 from vime.eval.dispatch.actor import DispatchActor
 from vime.eval.dispatch.call_checks import check_step, checked_point
 from vime.eval.dispatch.handle import EvalHandle
+from vime.eval.dispatch.leaving import DrainedOnLeaving, SkippedPointsError
 from vime.eval.dispatch.messages import (
     Admit,
     Admitted,
@@ -45,26 +45,15 @@ from vime.eval.site import Site
 from vime.fsm.trace import Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
+__all__ = ["EvalDispatcher", "SharedEval", "SkippedPointsError"]
+
 log = logging.getLogger("vime")
 
 SharedEval = Callable[[int], Any]
 T = TypeVar("T")
 
 
-class SkippedPointsError(RuntimeError):
-    """Under ``--ci-test``: points were skipped. ``outcomes`` holds them."""
-
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        lines = [
-            f"step {o.rollout_id}: {o.reason}: {o.detail or ''}".rstrip(": ") for o in outcomes
-        ]
-        super().__init__(
-            f"--ci-test: {len(outcomes)} eval point(s) were skipped:\n  " + "\n  ".join(lines)
-        )
-        self.outcomes = outcomes
-
-
-class EvalDispatcher:
+class EvalDispatcher(DrainedOnLeaving):
     """Evaluates checkpoints beside training; made by :meth:`from_args`.
 
     Use it as a context manager: leaving it normally drains, leaving it by an exception cancels
@@ -273,21 +262,6 @@ class EvalDispatcher:
         else:
             self._told.add_done_callback(lambda _: loop.call_soon_threadsafe(stop.set))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        try:
-            if exc_type is None:
-                self.drain()
-        finally:
-            self.close()
-
     # -- the caller's own part of a point ------------------------------------------------------
 
     def _may_go_ahead(self, point: EvalPoint) -> bool:
@@ -356,9 +330,7 @@ class EvalDispatcher:
 
     def _raise_if_skipped(self) -> None:
         if self.config.ci_test:
-            skipped = [o for o in self._outcomes if o.state == "skipped"]
-            if skipped:
-                raise SkippedPointsError(skipped)
+            SkippedPointsError.raise_for(self._outcomes)
 
     # -- the thread ----------------------------------------------------------------------------
 

@@ -11,8 +11,11 @@ import anyio
 
 from vime.eval.contracts import EvalOutput, EvalPoint, Outcome, PinProof
 from vime.fsm.machine import TracedMachine
+from vime.fsm.record import Record
 from vime.fsm.tables import POINT
 from vime.fsm.trace import Trace
+
+_GIVEN = "hf:"
 
 
 class PointLife:
@@ -129,9 +132,29 @@ class PointLife:
         return {name: value for name, value in known.items() if value is not None} | self.transfer
 
 
-def point_id(point: EvalPoint) -> str:
+def point_name(rollout_id: int, *, is_given: bool) -> str:
     """The trace's name of a point; a given checkpoint and an export of one step differ."""
-    return str(point.rollout_id) if point.hf_dir is None else f"hf:{point.rollout_id}"
+    return f"{_GIVEN}{rollout_id}" if is_given else str(rollout_id)
+
+
+def point_id(point: EvalPoint) -> str:
+    """The trace's name of a point."""
+    return point_name(point.rollout_id, is_given=point.hf_dir is not None)
+
+
+def point_of(record: Record, hf_dir: Path | None) -> EvalPoint | None:
+    """The point that a ``dispatch`` record is about; ``None`` if vime gives no such name.
+
+    Args:
+        record: the record.
+        hf_dir: the given checkpoint that the reader takes its detail to name.
+    """
+    try:
+        rollout_id = int(record.id.removeprefix(_GIVEN))
+    except ValueError:
+        return None
+    point = EvalPoint(rollout_id, hf_dir, bool((record.detail or {}).get("force", False)))
+    return point if point_id(point) == record.id else None
 
 
 def with_canary(output: EvalOutput, proof: PinProof) -> EvalOutput:
@@ -153,7 +176,7 @@ def with_canary(output: EvalOutput, proof: PinProof) -> EvalOutput:
 
 def life_id(outcome: Outcome) -> str:
     """The trace's name of the point that an outcome is of."""
-    return str(outcome.rollout_id) if outcome.hf_dir is None else f"hf:{outcome.rollout_id}"
+    return point_name(outcome.rollout_id, is_given=outcome.hf_dir is not None)
 
 
 def _record_detail(outcome: Outcome, output: EvalOutput | None) -> dict[str, Any]:

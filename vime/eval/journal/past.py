@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from vime.eval.contracts import EvalPoint, Outcome
-from vime.eval.dispatch.point_life import life_id, point_id
+from vime.eval.dispatch.point_life import life_id, point_of
 from vime.fsm.read import read_trace
 from vime.fsm.record import Record
 from vime.fsm.tables import POINT
@@ -108,7 +108,8 @@ def read_past(trace_path: Path, metrics_path: Path, node: str) -> Past:
 
 def _take(record: Record, pending: dict[str, _Known], ended: dict[str, Outcome]) -> None:
     if record.trigger == "dispatch":
-        point = point_of(record)
+        hf_dir = (record.detail or {}).get("hf_dir")
+        point = point_of(record, Path(hf_dir) if isinstance(hf_dir, str) else None)
         if point is not None:
             pending[record.id] = _Known(point, record)
         return
@@ -119,19 +120,6 @@ def _take(record: Record, pending: dict[str, _Known], ended: dict[str, Outcome])
     if record.dest in POINT.terminal:
         ended[record.id] = outcome_of(known.point, record)
         del pending[record.id]
-
-
-def point_of(record: Record) -> EvalPoint | None:
-    """The point that a ``dispatch`` record is about; ``None`` if vime gives no such name."""
-    detail = record.detail or {}
-    try:
-        rollout_id = int(record.id.removeprefix("hf:"))
-    except ValueError:
-        return None
-    hf_dir = detail.get("hf_dir")
-    path = Path(hf_dir) if isinstance(hf_dir, str) else None
-    point = EvalPoint(rollout_id, path, bool(detail.get("force", False)))
-    return point if point_id(point) == record.id else None
 
 
 def outcome_of(point: EvalPoint, end: Record) -> Outcome:

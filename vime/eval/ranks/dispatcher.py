@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vime.eval.config import ConfigError
@@ -24,7 +23,9 @@ from vime.eval.config.sizes import parse_size
 from vime.eval.contracts import Outcome
 from vime.eval.dispatch.call_checks import checked_point
 from vime.eval.dispatch.handle import EvalHandle
-from vime.eval.dispatcher import EvalDispatcher, SkippedPointsError
+from vime.eval.dispatch.leaving import DrainedOnLeaving, SkippedPointsError
+from vime.eval.dispatch.point_life import point_id
+from vime.eval.dispatcher import EvalDispatcher
 from vime.eval.ranks.board import Board, BoardClosed
 from vime.eval.ranks.exporter import ShardedExporter
 from vime.eval.snapshot.memory import check_captures
@@ -41,7 +42,7 @@ _GRACE_S = 10.0
 _SHARE_OF_RANKS = 0.9
 
 
-class DistributedEvalDispatcher:
+class DistributedEvalDispatcher(DrainedOnLeaving):
     """Evaluates beside training on several ranks; made by :meth:`from_args`, on every rank.
 
     Use it as a context manager, as an ``EvalDispatcher``. No method is a collective: a rank that
@@ -63,7 +64,7 @@ class DistributedEvalDispatcher:
         self._board = board
         self._exporter = exporter
         self.dispatcher = dispatcher
-        self._dispatched: set[tuple[int, bool]] = set()
+        self._dispatched: set[str] = set()
         self._num_agreed = 0
         self._closed = False
 
@@ -165,10 +166,9 @@ class DistributedEvalDispatcher:
         point = checked_point(rollout_id, hf_dir, force)
         if self._closed:
             raise RuntimeError("this DistributedEvalDispatcher is closed")
-        key = rollout_id, hf_dir is not None
-        if key in self._dispatched:
+        if point_id(point) in self._dispatched:
             raise ValueError(f"rollout_id {rollout_id} was dispatched already: each is once")
-        self._dispatched.add(key)
+        self._dispatched.add(point_id(point))
         if point.hf_dir is None:
             self._exporter.follow(rollout_id)
         return None
@@ -188,9 +188,8 @@ class DistributedEvalDispatcher:
             lambda: self._drain(timeout), limit_s + self._get("eval_dispose_timeout")
         )
         outcomes = [Outcome(**row) for row in rows]
-        skipped = [outcome for outcome in outcomes if outcome.state == "skipped"]
-        if skipped and self._get("ci_test"):
-            raise SkippedPointsError(skipped)
+        if self._get("ci_test"):
+            SkippedPointsError.raise_for(outcomes)
         return outcomes
 
     def _drain(self, timeout: float | None) -> list[dict[str, Any]]:
@@ -210,21 +209,6 @@ class DistributedEvalDispatcher:
         finally:
             self._part()
             self._exporter.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        try:
-            if exc_type is None:
-                self.drain()
-        finally:
-            self.close()
 
     # -- what the ranks say to each other ------------------------------------------------------
 

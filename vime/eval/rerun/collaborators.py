@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from vime.eval.contracts import Capture, EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.dispatch.point_life import point_id
+from vime.eval.dispatch.point_life import point_id, point_name
 from vime.eval.rerun.parts import Part, given_cause
 from vime.eval.rerun.script import Act
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -95,7 +95,8 @@ class RecordedStore:
 
     async def adopt(self, rollout_id: int, hf_dir: Path) -> Snapshot:  # noqa: ARG002
         """Wait for the recorded answer."""
-        snapshot: Snapshot = await self._answers.of(Act.SNAPSHOT, f"hf:{rollout_id}").get()
+        given = point_name(rollout_id, is_given=True)
+        snapshot: Snapshot = await self._answers.of(Act.SNAPSHOT, given).get()
         return snapshot
 
     async def inherit(self, rollout_id: int) -> Snapshot:
@@ -154,4 +155,4 @@ class RecordedEvaluator:
 
 
 def _id_of(snapshot: Snapshot) -> str:
-    return str(snapshot.rollout_id) if snapshot.owned else f"hf:{snapshot.rollout_id}"
+    return point_name(snapshot.rollout_id, is_given=not snapshot.owned)

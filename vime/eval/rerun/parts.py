@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.contracts import EngineProof, EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.dispatch.point_life import point_id
+from vime.eval.dispatch.point_life import point_of
 from vime.eval.journal.past import LeftPoint
 from vime.fsm.record import TAKEN_UP, Record
 from vime.fsm.tables import POINT
@@ -90,17 +90,10 @@ _OWN_DETAIL = frozenset({"metrics", "lag_steps", "duration_s", "stall_s", "messa
 
 def dispatched(record: Record) -> EvalPoint | None:
     """The point that a record is about; ``None`` if its name is none of the dispatcher's."""
-    detail = record.detail or {}
-    try:
-        rollout_id = int(record.id.removeprefix("hf:"))
-    except ValueError:
-        return None
-    hf_dir = detail.get("hf_dir")
+    hf_dir = (record.detail or {}).get("hf_dir")
     if hf_dir is None and record.id.startswith("hf:"):
         hf_dir = "unknown"
-    path = None if hf_dir is None else Path(str(hf_dir))
-    point = EvalPoint(rollout_id, path, bool(detail.get("force", False)))
-    return point if point_id(point) == record.id else None
+    return point_of(record, None if hf_dir is None else Path(str(hf_dir)))
 
 
 def snapshot(part: Part) -> Snapshot:
