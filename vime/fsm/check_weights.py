@@ -119,7 +119,6 @@ class VerifiedRule(Rule):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._snapshots: dict[tuple[Run, str], dict[str, Record]] = {}
-        self._born: set[Key] = set()
         self._saw_snapshots: set[Run] = set()
 
     def feed(self, record: Record) -> Iterable[Violation]:
