@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import trio
 import trio.testing
 
 T = TypeVar("T")
+_ROOT = Path(__file__).parents[1]
 
 
 def run_virtual(main: Callable[[], Awaitable[T]], seed: int = 0) -> T:
@@ -22,3 +25,14 @@ def run_virtual(main: Callable[[], Awaitable[T]], seed: int = 0) -> T:
     core._r.seed(seed)
     clock = trio.testing.MockClock(autojump_threshold=0)
     return trio.run(main, clock=clock, strict_exception_groups=True)
+
+
+@contextmanager
+def repeatable(seed: int, test_file: str) -> Iterator[None]:
+    """Have whatever goes wrong with a seed say which command, at the root, repeats it."""
+    try:
+        yield
+    except BaseException as error:
+        path = Path(test_file).relative_to(_ROOT)
+        error.add_note(f"repeat with: VIME_SEED={seed} VIME_SEEDS=1 .venv/bin/pytest {path}")
+        raise

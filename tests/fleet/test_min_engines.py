@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from tests.fleet.desk import open_desk
-from tests.fleet.world import Life, World, fails, hang
+from tests.fleet.world import Gate, Life, World, fails, hang
 from vime.eval.fleet.supervisor import FleetStartError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_blocks_the_loop")]
@@ -25,6 +25,26 @@ async def test_a_point_runs_on_the_engines_that_are_there_and_the_other_joins_it
                 while len(desk.world.now("router").workers) < 2:
                     await anyio.lowlevel.checkpoint()
             assert await desk.versions(proof) == {proof.weight_version}
+
+
+async def test_an_engine_that_dies_after_its_proof_is_no_part_of_the_pins_and_joins_it_later() -> (
+    None
+):
+    world, gate = World(), Gate()
+    world.lives["engine_1"] = [Life(faults={"/collective_rpc": gate})]
+    async with open_desk(world, min_engines=1) as desk:
+
+        async def lose_the_first() -> None:
+            await desk.until_fired("engine_0", "serve")
+            world.now("engine_0").kill()
+            await desk.until_fired("engine_0", "ready", 2)
+            gate.release.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lose_the_first)
+            async with desk.fleet.pin(world.snapshot(40)) as proof:
+                assert [e.engine for e in proof.engines] == ["engine_1"]
+                assert (await desk.until_fired("engine_0", "serve", 2)).attempt == 1
 
 
 async def test_an_engine_without_proof_is_left_out_and_replaced() -> None:

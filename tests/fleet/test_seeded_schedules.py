@@ -15,15 +15,15 @@ import pytest
 
 from tests.fleet.desk import Desk, open_desk
 from tests.fleet.world import Fault, Life, World, answers, die, fails, hang, takes
-from tests.virtual import run_virtual
+from tests.virtual import repeatable, run_virtual
 from vime.eval.contracts import Snapshot
 from vime.eval.fleet.supervisor import FleetStartError
 from vime.rollout.checkpoint_eval import EvalSkip
 
 pytestmark = pytest.mark.slow
 
-FIRST_SEED = int(os.environ.get("VIME_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + 160)
+_FIRST = int(os.environ.get("VIME_SEED", "0"))
+SEEDS = range(_FIRST, _FIRST + int(os.environ.get("VIME_SEEDS", "160")))
 REASONS = {"pin_violation", "unhealthy", "timeout_pin"}
 PATHS = [
     "/health",
@@ -140,9 +140,7 @@ async def one_run(seed: int) -> list[str]:
 def test_every_pin_ends_in_a_proof_or_a_reason_and_no_token_is_of_other_weights(block: int) -> None:
     seen: set[str] = set()
     for seed in SEEDS[block::4]:
-        try:
+        with repeatable(seed, __file__):
             seen.update(run_virtual(lambda seed=seed: one_run(seed), seed))  # type: ignore[misc]
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-    assert seen >= {"pinned", "unhealthy"}, "the schedules try both"
+    if len(SEEDS) > 100:
+        assert seen >= {"pinned", "unhealthy"}, "the schedules try both"

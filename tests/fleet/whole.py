@@ -179,7 +179,7 @@ async def open_run(
     run = WholeRun(world, root / "staging", Questions(config, world), records, [], [])
     fleet = FleetSupervisor(
         FleetSettings(base=root / "base", run_dir=root, **settings),
-        trace, spawn=world.spawn, make_client=world.make_client,
+        trace, spawn=world.spawn, make_client=world.make_short_client,
     )  # fmt: skip
     run.fleet = fleet
     runner = EvalRunner(config, Namespace(), root)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import anyio
@@ -24,6 +24,36 @@ from vime.fsm.trace import Record
 Answer = httpx.Response | None
 Fault = Callable[["FakeServer"], Awaitable[Answer]]
 """Runs before a path is answered; an answer takes the place of the server's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as a fake server sees it."""
+
+    method: str
+    path: str
+    authorization: str | None
+    body: dict[str, Any]
+
+
+class ShortClient:
+    """As much of ``httpx.AsyncClient`` as the fleet uses, without what it does to each request.
+
+    That is most of the time of a run whose servers are fake.
+    """
+
+    def __init__(self, world: World, base_url: str) -> None:
+        self._world = world
+        self._base_url = base_url
+
+    async def request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **content: Any
+    ) -> httpx.Response:
+        asked = Asked(method, path, (headers or {}).get("Authorization"), content.get("json", {}))
+        return await self._world.ask(self._base_url, asked)
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
 
 
 @dataclass
@@ -152,34 +182,33 @@ class FakeServer:
 
     # --- as a server
 
-    async def answer(self, request: httpx.Request) -> httpx.Response:
+    async def answer(self, asked: Asked) -> httpx.Response:
         """Raises ``httpx.TransportError`` as a connection to a dead process does."""
         await anyio.lowlevel.checkpoint()
         if self.status is not None or anyio.current_time() < self.up_at:
-            raise httpx.ConnectError("All connection attempts failed", request=request)
+            raise httpx.ConnectError("All connection attempts failed")
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
-                return await self._answer(request)
+                return await self._answer(asked)
             finally:
                 self._scopes.remove(scope)
-        raise httpx.ReadError("", request=request)
+        raise httpx.ReadError("")
 
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+    async def _answer(self, asked: Asked) -> httpx.Response:
+        path = asked.path
         public = path in ("/health", "/metrics")
         secret = "VLLM_API_KEY" if path.startswith("/inference") else "VIME_CONTROL_TOKEN"
         right = f"Bearer {self.env.get(secret)}"
-        if self.name != "router" and not public and request.headers["authorization"] != right:
+        if self.name != "router" and not public and asked.authorization != right:
             return httpx.Response(401)
         fault = self.life.faults.get(path)
         answer = None if fault is None else await fault(self)
-        body = json.loads(request.content) if request.content else {}
         if answer is not None:
             return answer
         if self.name == "router":
-            return await self._route(request, body)
-        return await self._serve(path, body)
+            return await self._route(asked)
+        return await self._serve(path, asked.body)
 
     async def _serve(self, path: str, body: dict[str, Any]) -> httpx.Response:
         reply: dict[str, Any] = {"success": True}
@@ -264,26 +293,26 @@ class FakeServer:
             'vllm:request_success_total{engine="0"} 12.0\n'
         )
 
-    async def _route(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
-        path = unquote(request.url.path)
-        if request.method == "DELETE":
+    async def _route(self, asked: Asked) -> httpx.Response:
+        path = unquote(asked.path)
+        if asked.method == "DELETE":
             self.workers.remove(path.removeprefix("/workers/"))
-        elif request.method == "POST" and path == "/workers":
-            if not self.world.alive(body["url"]):
+        elif asked.method == "POST" and path == "/workers":
+            if not self.world.alive(asked.body["url"]):
                 return httpx.Response(503, text="worker is not healthy")
-            self.workers.append(body["url"])
+            self.workers.append(asked.body["url"])
         elif path == "/workers":
             return httpx.Response(200, json={"workers": [{"url": url} for url in self.workers]})
         else:
-            return await self._pass_on(request)
+            return await self._pass_on(asked)
         return httpx.Response(200, json={"success": True})
 
-    async def _pass_on(self, request: httpx.Request) -> httpx.Response:
+    async def _pass_on(self, asked: Asked) -> httpx.Response:
         """Round robin, over the engines that answer."""
         for url in list(self.workers):
             self.workers.append(self.workers.pop(0))
             try:
-                return await self.world.server_at(url).answer(request)
+                return await self.world.server_at(url).answer(asked)
             except httpx.TransportError:
                 continue
         return httpx.Response(503, text="no engine answers")
@@ -334,16 +363,29 @@ class World:
     def make_client(self, base_url: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=base_url, transport=self.transport(base_url))
 
+    def make_short_client(self, base_url: str) -> httpx.AsyncClient:
+        return cast(httpx.AsyncClient, ShortClient(self, base_url))
+
     def transport(self, base_url: str) -> httpx.MockTransport:
         """The way to one server, and no other."""
 
         async def handle(request: httpx.Request) -> httpx.Response:
-            server = self.server_at(base_url)
-            if server.doubted:
-                self.wrongs.append(f"{server.name}: {request.url.path}")
-            return await server.answer(request)
+            asked = Asked(
+                request.method,
+                request.url.path,
+                request.headers.get("authorization"),
+                json.loads(request.content) if request.content else {},
+            )
+            return await self.ask(base_url, asked)
 
         return httpx.MockTransport(handle)
+
+    async def ask(self, url: str, asked: Asked) -> httpx.Response:
+        """Have the last process that was started at ``url`` answer."""
+        server = self.server_at(url)
+        if server.doubted:
+            self.wrongs.append(f"{server.name}: {asked.path}")
+        return await server.answer(asked)
 
     def server_at(self, url: str) -> FakeServer:
         """The last process that was started there."""

@@ -99,10 +99,10 @@ class Pinner:
             if kinds != {"absent"}:
                 raise _skip(failures)
             # It had died before, unnoticed: no fault of this snapshot, which waits for it.
-        proven = [engine for engine in self._engines if engine.name in proofs]
-        served_seq = max(engine.last_seq or 0 for engine in proven)
         await self._open_router(snapshot, proofs, deadline)
         self._keeper.forgive()
+        proven = self._serving(snapshot, proofs)  # one that was lost since then proves nothing
+        served_seq = max(engine.last_seq or 0 for engine in proven)
         proof = PinProof(
             base_url=self._router.url,
             model=self._settings.model,
@@ -259,9 +259,12 @@ class Pinner:
 
     def proven(self, snapshot: Snapshot, names: Collection[str]) -> set[str]:
         """Where those of the named engines listen that serve ``snapshot`` now."""
+        return {engine.url for engine in self._serving(snapshot, names)}
+
+    def _serving(self, snapshot: Snapshot, names: Collection[str]) -> list[Engine]:
         expected = ("serving", snapshot.weight_version)
         mine = (engine for engine in self._engines if engine.name in names)
-        return {e.url for e in mine if (e.state, e.weight_version) == expected}
+        return [e for e in mine if (e.state, e.weight_version) == expected]
 
 
 def _skip(failures: Mapping[str, EngineFailure]) -> EvalSkip:
