@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 
 from vime.eval.actor import ActorDied, ActorEvent
-from vime.eval.actor.base import no_reply
-from vime.eval.actor.channel import Kind, Raised, dumps, loads
+from vime.eval.actor.away import AwayActor
+from vime.eval.actor.channel import Kind, dumps
 from vime.ray.host import ActorHost, Answer, Facts, Opening
 from vime.ray.hosting import Host, HostLost, in_thread
 
@@ -32,7 +32,7 @@ class _Life:
     stopped: bool = False
 
 
-class RayActor:
+class RayActor(AwayActor[_Life]):
     """The :class:`~vime.eval.actor.ActorRef` to an actor in a process on a node of the cluster.
 
     It behaves as :class:`~vime.eval.actor.ProcessActor` does, which owns the process there: it
@@ -76,9 +76,7 @@ class RayActor:
         stop_timeout_s: float = 10.0,
         on_event: Callable[[ActorEvent], None] | None = None,
     ) -> None:
-        if not all(factory_path.partition(":")):
-            raise ValueError(f"factory_path={factory_path!r}: expected package.module:callable")
-        self.name = name
+        super().__init__(factory_path, name=name, stop_timeout_s=stop_timeout_s, on_event=on_event)
         self._opening = Opening(
             name=name,
             factory_path=factory_path,
@@ -89,70 +87,11 @@ class RayActor:
             stop_timeout_s=stop_timeout_s,
         )
         self._options = {**options, "max_restarts": 0, "max_task_retries": 0}
-        self._on_event = on_event
-        self._turn = anyio.Lock()
-        self._life: _Life | None = None
-        self._deaths = 0
-        self._how = self._tail = ""
-        self._stopping = False
-        self._stopped = False
-
-    async def ask(self, message: Any, timeout_s: float | None = None) -> Any:
-        """See :meth:`ActorRef.ask`; errors as of ``ProcessActor.ask``.
-
-        Raises:
-            TypeError: the message, or the reply, cannot be pickled or rebuilt.
-            ActorDied: also: the actor could not be started, or its node is lost.
-        """
-        payload = dumps(message, f"a message to actor {self.name}")
-        with anyio.move_on_after(timeout_s):
-            kind, payload = await self._send(Kind.ASK, payload)
-            if kind is Kind.RAISED:
-                raised: Raised = loads(payload, "an exception")
-                raise raised.rebuild(self.name)
-            return loads(payload, f"the reply of actor {self.name}")
-        raise no_reply(self.name, message, timeout_s)
-
-    async def tell(self, message: Any) -> None:
-        """See :meth:`ActorRef.tell`; waits for the actor's earlier messages."""
-        await self._send(Kind.TELL, dumps(message, f"a message to actor {self.name}"))
-
-    async def stop(self) -> None:
-        """See :meth:`ActorRef.stop`; shielded from cancellation."""
-        self._stopping = True
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self._opening.stop_timeout_s):
-                async with self._turn:
-                    await self._stop_in_turn()
-            self._stopped = True
-            life, self._life = self._life, None
-            if life is not None:
-                if not life.stopped:
-                    with anyio.move_on_after(_LAST_EVENTS_S), suppress(HostLost):
-                        self._tell_events(await life.host.call("events", give_up_s=0), life)
-                await life.host.kill()  # a message that is still in hand sees its death
-                if not life.stopped:
-                    self._tell_event("stopped", life)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     # -- one message at a time ------------------------------------------------------------------
 
-    async def _send(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
-        """Send one message when it is its turn, and receive the reply."""
-        if self._stopping:
-            raise ActorDied(self.name, "it was stopped")
-        deaths = self._deaths
-        async with self._turn:
-            if self._stopped:
-                raise ActorDied(self.name, "it was stopped")
-            if self._deaths != deaths:
-                raise ActorDied(self.name, f"{self._how} (at an earlier message)", self._tail)
-            answer = await self._relay(await self._living(), kind, payload)
+    async def _send_in_turn(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
+        answer = await self._relay(await self._living(), kind, payload)
         assert answer.kind is not None, "an answer has a reply or a death"
         return answer.kind, answer.payload
 
@@ -216,6 +155,14 @@ class RayActor:
             with suppress(HostLost):  # then there is nothing to stop any more
                 self._tell_events(await life.host.call("stop", give_up_s=0), life)
                 life.stopped = True
+
+    async def _end(self, life: _Life) -> None:
+        if not life.stopped:
+            with anyio.move_on_after(_LAST_EVENTS_S), suppress(HostLost):
+                self._tell_events(await life.host.call("events", give_up_s=0), life)
+        await life.host.kill()
+        if not life.stopped:
+            self._tell_event("stopped", life)
 
     async def _bury(self, life: _Life, how: str) -> ActorDied:
         """Let go of a Ray actor that is lost; returns the error that says how."""

@@ -6,9 +6,10 @@ Nothing here knows of evaluations. An :class:`Actor` runs in this event loop beh
 died is started again.
 """
 
+from vime.eval.actor.away import ActorEvent
 from vime.eval.actor.base import Actor, ActorDied, ActorRef, RemoteError
 from vime.eval.actor.local import LocalActor
-from vime.eval.actor.remote import ActorEvent, ProcessActor
+from vime.eval.actor.remote import ProcessActor
 from vime.eval.actor.supervision import Supervisor
 
 __all__ = [

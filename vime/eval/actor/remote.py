@@ -6,14 +6,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
-from vime.eval.actor.base import ActorDied, no_reply
+from vime.eval.actor.away import ActorEvent, AwayActor
+from vime.eval.actor.base import ActorDied
 from vime.eval.actor.channel import Channel, Kind, Raised, dumps, loads
 from vime.eval.processes.process import KeptProcess, spawn
 
@@ -29,29 +30,13 @@ _LAST_BYTES_S: Final = 1.0
 _EXIT_S: Final = 2.0
 
 
-@dataclass(frozen=True)
-class ActorEvent:
-    """Something that happened to an actor's process.
-
-    Attributes:
-        actor: its name.
-        kind: ``started``, ``died`` (by itself), ``ended`` (by us, because a reply was overdue
-            or no longer wanted) or ``stopped``.
-        detail: ``pid``, ``how``, ``log_tail``; JSON values only.
-    """
-
-    actor: str
-    kind: str
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass
 class _Life:
     process: KeptProcess
     channel: Channel
 
 
-class ProcessActor:
+class ProcessActor(AwayActor[_Life]):
     """The :class:`ActorRef` to an actor that runs in a child process, with a loop of its own.
 
     The process starts with the first message, and again with the first one after its death. It
@@ -93,86 +78,26 @@ class ProcessActor:
         stop_timeout_s: float = 10.0,
         on_event: Callable[[ActorEvent], None] | None = None,
     ) -> None:
-        if not all(factory_path.partition(":")):
-            raise ValueError(f"factory_path={factory_path!r}: expected package.module:callable")
-        self.name = name
+        super().__init__(factory_path, name=name, stop_timeout_s=stop_timeout_s, on_event=on_event)
         self._factory_path = factory_path
         self._args = dumps(args, f"the arguments of actor {name}")
         self._log_path = log_path
         self._env = env
         self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
-        self._on_event = on_event
-        self._turn = anyio.Lock()
-        self._life: _Life | None = None
-        self._deaths = 0
-        self._how = self._tail = ""
-        self._stopping = False
-        self._stopped = False
-
-    async def ask(self, message: Any, timeout_s: float | None = None) -> Any:
-        """See :meth:`ActorRef.ask`.
-
-        What the remote ``handle`` raised carries its traceback as a note; where its class
-        cannot be had here it arrives as :class:`RemoteError`.
-
-        Raises:
-            TypeError: the message, or the reply, cannot be pickled or rebuilt.
-            ActorDied: also: the actor could not be started.
-        """
-        payload = dumps(message, f"a message to actor {self.name}")
-        with anyio.move_on_after(timeout_s):
-            kind, payload = await self._send(Kind.ASK, payload)
-            if kind is Kind.RAISED:
-                raise loads(payload, "an exception").rebuild(self.name)
-            return loads(payload, f"the reply of actor {self.name}")
-        raise no_reply(self.name, message, timeout_s)
-
-    async def tell(self, message: Any) -> None:
-        """See :meth:`ActorRef.tell`; waits for the actor's earlier messages."""
-        await self._send(Kind.TELL, dumps(message, f"a message to actor {self.name}"))
 
     async def relay(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
         """Pass on a message that somebody else has pickled; returns the reply as it came.
 
         Raises:
-            ActorDied: see :meth:`ask`.
+            ActorDied: see :meth:`AwayActor.ask`.
         """
         return await self._send(kind, payload)
 
-    async def stop(self) -> None:
-        """See :meth:`ActorRef.stop`; shielded from cancellation."""
-        self._stopping = True
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self._stop_timeout_s):
-                async with self._turn:
-                    await self._stop_in_turn()
-            self._stopped = True
-            life, self._life = self._life, None
-            if life is not None:
-                await life.process.end()  # a message that is still in hand sees its death
-                self._tell_event("stopped", pid=life.process.pid)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     # -- one message at a time ------------------------------------------------------------------
 
-    async def _send(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
-        """Send one frame when it is its turn, and receive the reply if it has one."""
-        if self._stopping:
-            raise ActorDied(self.name, "it was stopped")
-        deaths = self._deaths
-        async with self._turn:
-            if self._stopped:
-                raise ActorDied(self.name, "it was stopped")
-            if self._deaths != deaths:
-                raise ActorDied(self.name, f"{self._how} (at an earlier message)", self._tail)
-            life = self._life = await self._living()
-            return await self._converse(life, kind, payload)
+    async def _send_in_turn(self, kind: Kind, payload: bytes) -> tuple[Kind, bytes]:
+        life = self._life = await self._living()
+        return await self._converse(life, kind, payload)
 
     async def _living(self) -> _Life:
         if self._life is not None and not self._life.process.has_ended():
@@ -239,6 +164,10 @@ class ProcessActor:
         if life is not None and await self._exchange(life, Kind.STOP, b"") is not None:
             with anyio.move_on_after(_EXIT_S):
                 await life.process.wait()
+
+    async def _end(self, life: _Life) -> None:
+        await life.process.end()
+        self._tell_event("stopped", pid=life.process.pid)
 
     async def _bury(self, life: _Life, how: str = "") -> ActorDied:
         """Let go of a process that has died or is of no use; returns the error that says how."""
