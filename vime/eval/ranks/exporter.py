@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from vime.eval.contracts import Capture
 from vime.eval.ranks.board import Board
 from vime.eval.ranks.follower import Follower
+from vime.eval.ranks.held_part import HeldPart
 from vime.eval.ranks.notes import explain, report_of, word_of
-from vime.eval.ranks.parts import Parts, create_files, read_back, write_parts
-from vime.eval.snapshot.checkpoint_files import WeightFile, plan_files, write_index, write_weights
+from vime.eval.ranks.parts import Parts, create_files, read_back
+from vime.eval.snapshot.checkpoint_files import write_index, write_weights
 from vime.eval.snapshot.export import DEFAULT_SHARD_BYTES
-from vime.eval.snapshot.held import Held, floating_dtype, held_bytes, hold
+from vime.eval.snapshot.held import floating_dtype, held_bytes, hold
 from vime.eval.snapshot.host_buffers import BufferPool
 from vime.eval.snapshot.model_state import as_saved, checkpoint_tensors, unwrap
 from vime.eval.snapshot.surroundings import Settings, TokenizerFiles
@@ -143,29 +144,6 @@ class ShardedExporter:
         state = checkpoint_tensors(self._model, sharded=True)
         parts = Parts.of(state, self._board.rank, self._board.size, self._dtype)
         return parts, {name: part.tensor for name, part in parts.own.items()}
-
-
-class HeldPart:
-    """One rank's part of the weights, held still."""
-
-    def __init__(self, parts: Parts, held: Held, max_shard_bytes: int) -> None:
-        self.parts = parts
-        self._held = held
-        self._max_shard_bytes = max_shard_bytes
-
-    def files(self) -> list[WeightFile]:
-        """The files that all ranks write together."""
-        return plan_files(self.parts.whole, self._max_shard_bytes)
-
-    def write(self, directory: Path, files: list[WeightFile]) -> int:
-        """Write this rank's part into files that are there; returns how many bytes it has."""
-        views = self._held.views()
-        own = {name: (views[name], part.offset) for name, part in self.parts.own.items()}
-        return write_parts(directory, files, self.parts.whole, own)
-
-    def release(self) -> None:
-        """Leave the memory to the next capture."""
-        self._held.release()
 
 
 class _WholeCapture:

@@ -6,13 +6,11 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vime.eval.ranks.board import Board
+from vime.eval.ranks.held_part import HeldPart
 from vime.eval.ranks.notes import explain, report_of, word_of
-
-if TYPE_CHECKING:
-    from vime.eval.ranks.exporter import HeldPart
 
 log = logging.getLogger(__name__)
 
