@@ -7,9 +7,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,17 @@ import psutil
 import pytest
 from blockbuster import blockbuster_ctx
 
+from tests.actor import contract
+from tests.actor.contract import (  # noqa: F401 -- tests of every ref to another process
+    held,
+    test_a_cancelled_ask_ends_the_process_and_those_that_wait_get_a_new_one,
+    test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process,
+    test_a_message_that_is_cancelled_before_its_turn_is_not_sent_and_harms_nobody,
+    test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one,
+    test_stop_ends_what_is_not_done_in_time,
+    test_stop_lets_waiting_messages_be_handled_and_refuses_new_ones,
+    test_the_wait_for_ones_turn_counts_for_the_deadline_and_harms_nobody,
+)
 from tests.programs.actors import Poison
 from vime.eval.actor import ActorDied, ActorEvent, ProcessActor, RemoteError
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -49,84 +58,23 @@ def no_process_is_left() -> Iterator[None]:
     assert not kept_children()
 
 
-@dataclass
-class World:
-    """Makes actors, and remembers what their processes and their owner noted."""
-
-    path: Path
-    events: list[ActorEvent] = field(default_factory=list)
+class World(contract.World):
+    """Its actors run in processes of this one's."""
 
     def actor(self, factory: str = "Probe", *more: Any, **settings: Any) -> ProcessActor:
         return ProcessActor(
             f"{MODULE}:{factory}",
             (self.path / "journal", *more),
-            name="probe",
+            name=self.name,
             log_path=self.path / "probe.log",
             on_event=self.events.append,
             **settings,
         )
 
-    @property
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
-
-    @property
-    def journal(self) -> list[str]:
-        return [line.split()[0] for line in (self.path / "journal").read_text().splitlines()]
-
-    @contextmanager
-    def fifo(self) -> Iterator[Fifo]:
-        fifo = Fifo(self.path / f"fifo-{len(list(self.path.iterdir()))}")
-        try:
-            yield fifo
-        finally:
-            os.close(fifo.fd)
-
-
-class Fifo:
-    """Where a process says that it has got somewhere."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-    async def heard(self) -> None:
-        with anyio.fail_after(20):
-            await anyio.wait_readable(self.fd)
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-class Hold:
-    """Holds a message in the actor's hand until :meth:`let_go`."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-        self._fd: int | None = os.open(path, os.O_RDWR)
-
-    def let_go(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-@asynccontextmanager
-async def held(world: World, ref: ProcessActor) -> AsyncIterator[Hold]:
-    """The actor has a message in hand; leaving lets it go."""
-    hold = Hold(world.path / "hold")
-    with world.fifo() as fifo:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ref.ask, ("say_and_wait", fifo.path, hold.path))
-            await fifo.heard()
-            try:
-                yield hold
-            finally:
-                hold.let_go()
 
 
 def open_fds() -> int:
@@ -311,15 +259,12 @@ def test_the_errors_of_an_actor_survive_pickling() -> None:
 @pytest.mark.parametrize(
     ("method", "how", "tail"),
     [
-        ("die_by_exit", "exit status 3", "last words"),
         ("die_by_sys_exit", "exit status 4", ""),
-        ("die_by_segfault", "signal SIGSEGV", "Segmentation fault"),
-        ("die_by_kill", "signal SIGKILL", ""),
         ("die_while_a_fork_holds_the_pipes", "exit status 5", ""),
         ("close_everything", "it closed its channel", ""),
     ],
 )
-async def test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process(
+async def test_whatever_ends_the_process_or_its_channel_fails_the_ask(
     method: str, how: str, tail: str, world: World
 ) -> None:
     async with world.actor() as ref:
@@ -335,23 +280,17 @@ async def test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process(
 
 
 async def test_a_death_fails_every_waiting_ask_at_once(world: World) -> None:
-    errors: list[ActorDied] = []
-
-    async def ask(message: Any) -> None:
-        with pytest.raises(ActorDied) as caught:
-            await ref.ask(message)
-        errors.append(caught.value)
-
     async with world.actor() as ref:
+        refused = contract.Refusals(ref)
         with world.fifo() as fifo, anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, ("say_and_block", fifo.path))
+                tasks.start_soon(refused.ask, ("say_and_block", fifo.path))
                 await fifo.heard()
                 for n in range(3):
-                    tasks.start_soon(ask, ("echo", n))
+                    tasks.start_soon(refused.ask, ("echo", n))
                 await anyio.wait_all_tasks_blocked()
                 os.kill(world.events[0].detail["pid"], signal.SIGKILL)
-        assert [error.how for error in errors] == [
+        assert refused.how == [
             "signal SIGKILL",
             *["signal SIGKILL (at an earlier message)"] * 3,
         ]
@@ -380,7 +319,7 @@ async def test_a_killed_keeper_is_a_death_too(world: World) -> None:
                     await ref.ask(("say_and_block", fifo.path))
 
 
-async def kill_keeper(world: World, fifo: Fifo) -> None:
+async def kill_keeper(world: World, fifo: contract.Fifo) -> None:
     await fifo.heard()
     keeper = psutil.Process(world.events[0].detail["pid"]).parent()
     assert keeper is not None
@@ -446,60 +385,6 @@ async def test_a_cancelled_start_ends_the_process(world: World) -> None:
 # --- deadlines and cancellation ------------------------------------------------------------------
 
 
-async def test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one(
-    world: World,
-) -> None:
-    async with world.actor() as ref:
-        pid = await ref.ask(("pid",))
-        with world.fifo() as fifo, pytest.raises(TimeoutError, match="probe: no reply to tuple"):
-            await ref.ask(("say_and_block", fifo.path), timeout_s=0.2)
-        assert not psutil.pid_exists(pid)
-        assert await ref.ask(("pid",)) != pid
-    assert world.kinds == ["started", "ended", "started", "stopped"]
-
-
-async def test_a_cancelled_ask_ends_the_process_and_those_that_wait_get_a_new_one(
-    world: World,
-) -> None:
-    async with world.actor() as ref:
-        with world.fifo() as fifo:
-            async with anyio.create_task_group() as tasks:
-                scope = anyio.CancelScope()
-                tasks.start_soon(within, scope, ref.ask, ("say_and_block", fifo.path))
-                await fifo.heard()
-                tasks.start_soon(ref.ask, ("echo", 1))
-                await anyio.wait_all_tasks_blocked()
-                scope.cancel()
-    assert world.kinds == ["started", "ended", "started", "stopped"]
-
-
-async def within(scope: anyio.CancelScope, ask: Callable[[Any], Any], message: Any) -> None:
-    with scope:
-        await ask(message)
-
-
-@pytest.mark.parametrize("verb", ["ask", "tell"])
-async def test_a_message_that_is_cancelled_before_its_turn_is_not_sent_and_harms_nobody(
-    verb: str, world: World
-) -> None:
-    async with world.actor() as ref, held(world, ref):
-        with anyio.move_on_after(0.05) as scope:
-            await getattr(ref, verb)(("note", "late"))
-        assert scope.cancelled_caught
-    assert world.kinds == ["started", "stopped"]
-    assert world.journal == ["started", "stopped"]
-
-
-async def test_the_wait_for_ones_turn_counts_for_the_deadline_and_harms_nobody(
-    world: World,
-) -> None:
-    async with world.actor() as ref, held(world, ref):
-        with pytest.raises(TimeoutError):
-            await ref.ask(("note", "late"), timeout_s=0.05)
-    assert world.kinds == ["started", "stopped"]
-    assert world.journal == ["started", "stopped"]
-
-
 async def test_a_tell_that_is_cancelled_half_way_ends_the_process(world: World) -> None:
     async with world.actor() as ref:
         with world.fifo() as fifo:
@@ -513,43 +398,6 @@ async def test_a_tell_that_is_cancelled_half_way_ends_the_process(world: World) 
 
 
 # --- stops -------------------------------------------------------------------------------------
-
-
-async def test_stop_lets_waiting_messages_be_handled_and_refuses_new_ones(world: World) -> None:
-    async with world.actor() as ref:
-        async with held(world, ref) as hold, anyio.create_task_group() as tasks:
-            tasks.start_soon(ref.tell, ("note", "before"))
-            await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(ref.stop)
-            await anyio.wait_all_tasks_blocked()
-            for send in (ref.ask, ref.tell):
-                with pytest.raises(ActorDied, match="it was stopped"):
-                    await send(("note", "after"))
-            hold.let_go()
-        await ref.stop()
-    assert world.journal == ["started", "before", "stopped"]
-    assert world.kinds == ["started", "stopped"]
-
-
-async def test_stop_ends_what_is_not_done_in_time(world: World) -> None:
-    errors: list[ActorDied] = []
-
-    async def ask(message: Any) -> None:
-        with pytest.raises(ActorDied) as caught:
-            await ref.ask(message)
-        errors.append(caught.value)
-
-    ref = world.actor(stop_timeout_s=0.2)
-    with world.fifo() as fifo:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, ("say_and_block", fifo.path))
-            await fifo.heard()
-            tasks.start_soon(ask, ("echo", 1))
-            await anyio.wait_all_tasks_blocked()
-            await ref.stop()
-            assert not kept_children()
-    assert [error.how for error in errors] == ["it was stopped"] * 2
-    assert world.kinds == ["started", "stopped"]
 
 
 async def test_a_thread_that_never_ends_does_not_hold_up_a_stopped_actors_process(

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,18 @@ import psutil
 import pytest
 from blockbuster import blockbuster_ctx
 
-from tests.actor.test_process import Fifo, Hold
+from tests.actor import contract
+from tests.actor.contract import (  # noqa: F401 -- tests of every ref to another process
+    Fifo,
+    held,
+    test_a_cancelled_ask_ends_the_process_and_those_that_wait_get_a_new_one,
+    test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process,
+    test_a_message_that_is_cancelled_before_its_turn_is_not_sent_and_harms_nobody,
+    test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one,
+    test_stop_ends_what_is_not_done_in_time,
+    test_stop_lets_waiting_messages_be_handled_and_refuses_new_ones,
+    test_the_wait_for_ones_turn_counts_for_the_deadline_and_harms_nobody,
+)
 from tests.watch import watching
 from vime.eval.actor import ActorDied, ActorEvent, RemoteError
 from vime.ray import hosting
@@ -56,12 +65,10 @@ def of_actors() -> list[psutil.Process]:
     return found
 
 
-@dataclass
-class World:
-    """Makes actors, and remembers what their processes and their owner noted."""
+class World(contract.World):
+    """Its actors run in processes that a Ray actor owns."""
 
-    path: Path
-    events: list[ActorEvent] = field(default_factory=list)
+    name = NAME
 
     def actor(self, factory: str = "tests.programs.actors:Probe", **settings: Any) -> RayActor:
         args = (self.path / "journal",) if "Probe" in factory else ()
@@ -77,40 +84,10 @@ class World:
     def watched(self, **settings: Any) -> RayActor:
         return self.actor("tests.ray.programs:Watched", **settings)
 
-    @property
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
-
-    @property
-    def journal(self) -> list[str]:
-        return [line.split()[0] for line in (self.path / "journal").read_text().splitlines()]
-
-    @contextmanager
-    def fifo(self) -> Iterator[Fifo]:
-        fifo = Fifo(self.path / f"fifo-{len(list(self.path.iterdir()))}")
-        try:
-            yield fifo
-        finally:
-            os.close(fifo.fd)
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-@asynccontextmanager
-async def held(world: World, ref: RayActor) -> AsyncIterator[Hold]:
-    """The actor has a message in hand; leaving lets it go."""
-    hold = Hold(world.path / "hold")
-    with world.fifo() as fifo:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ref.ask, ("say_and_wait", fifo.path, hold.path))
-            await fifo.heard()
-            try:
-                yield hold
-            finally:
-                hold.let_go()
 
 
 async def ends(fifo: Fifo) -> None:
@@ -194,51 +171,24 @@ async def test_the_process_has_the_gpus_and_the_environment_that_its_actor_was_g
 # --- deaths ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "how", "tail"),
-    [
-        ("die_by_exit", "exit status 3", "last words"),
-        ("die_by_segfault", "signal SIGSEGV", "Segmentation fault"),
-        ("die_by_kill", "signal SIGKILL", ""),
-    ],
-)
-async def test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process(
-    method: str, how: str, tail: str, world: World
-) -> None:
-    async with world.actor() as ref:
-        pid = await ref.ask(("pid",))
-        with anyio.fail_after(30), pytest.raises(ActorDied) as caught:
-            await ref.ask((method,))
-        assert caught.value.how == how
-        assert tail in caught.value.log_tail
-        assert await ref.ask(("pid",)) != pid
-    assert world.kinds == ["started", "died", "started", "stopped"]
-
-
 async def test_the_death_of_the_ray_actor_ends_the_process_and_fails_every_waiting_ask(
     world: World,
 ) -> None:
-    errors: list[ActorDied] = []
-
-    async def ask(message: Any) -> None:
-        with pytest.raises(ActorDied) as caught:
-            await ref.ask(message)
-        errors.append(caught.value)
-
     async with world.watched() as ref:
+        refused = contract.Refusals(ref)
         with world.fifo() as fifo:
             await ref.ask(("hold", fifo.path))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, ("hold_and_stay", fifo.path))
+                tasks.start_soon(refused.ask, ("hold_and_stay", fifo.path))
                 await fifo.heard()
-                tasks.start_soon(ask, ("environment", "HOME"))
+                tasks.start_soon(refused.ask, ("environment", "HOME"))
                 await anyio.wait_all_tasks_blocked()
                 kill_ray_actor(ref)
             await ends(fifo)
-        first, second = errors
-        assert first.how.startswith("Worker unexpectedly exits")
-        assert "(on node " in first.how
-        assert second.how == f"{first.how} (at an earlier message)"
+        first, second = refused.how
+        assert first.startswith("Worker unexpectedly exits")
+        assert "(on node " in first
+        assert second == f"{first} (at an earlier message)"
         assert await ref.ask(("environment", "HOME")) == os.environ["HOME"]
     assert world.kinds == ["started", "died", "started", "stopped"]
 
@@ -296,48 +246,6 @@ def start_driver(*words: str) -> subprocess.Popen[bytes]:
 # --- deadlines, cancellation, stops --------------------------------------------------------------
 
 
-async def test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one(
-    world: World,
-) -> None:
-    async with world.actor() as ref:
-        pid = await ref.ask(("pid",))
-        with world.fifo() as fifo, pytest.raises(TimeoutError, match=f"{NAME}: no reply to tuple"):
-            await ref.ask(("say_and_block", fifo.path), timeout_s=0.5)
-        assert not psutil.pid_exists(pid)
-        assert await ref.ask(("pid",)) != pid
-    assert world.kinds == ["started", "ended", "started", "stopped"]
-
-
-async def test_a_cancelled_ask_ends_the_process_and_those_that_wait_get_a_new_one(
-    world: World,
-) -> None:
-    async with world.actor() as ref:
-        with world.fifo() as fifo:
-            async with anyio.create_task_group() as tasks:
-                scope = anyio.CancelScope()
-                tasks.start_soon(within, scope, ref.ask, ("say_and_block", fifo.path))
-                await fifo.heard()
-                tasks.start_soon(ref.ask, ("echo", 1))
-                await anyio.wait_all_tasks_blocked()
-                scope.cancel()
-    assert world.kinds == ["started", "ended", "started", "stopped"]
-
-
-async def within(scope: anyio.CancelScope, ask: Callable[[Any], Any], message: Any) -> None:
-    with scope:
-        await ask(message)
-
-
-async def test_a_message_that_is_cancelled_before_its_turn_is_not_sent_and_harms_nobody(
-    world: World,
-) -> None:
-    async with world.actor() as ref, held(world, ref):
-        with pytest.raises(TimeoutError):
-            await ref.ask(("note", "late"), timeout_s=0.05)
-    assert world.kinds == ["started", "stopped"]
-    assert world.journal == ["started", "stopped"]
-
-
 async def test_a_ray_actor_that_does_not_obey_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,39 +263,3 @@ async def test_a_ray_actor_that_does_not_obey_is_killed(
                 await anyio.to_thread.run_sync(watch.assert_gone)
         assert await ref.ask(("environment", "HOME")) == os.environ["HOME"]
     assert world.kinds == ["started", "ended", "started", "stopped"]
-
-
-async def test_stop_lets_waiting_messages_be_handled_and_refuses_new_ones(world: World) -> None:
-    async with world.actor() as ref:
-        async with held(world, ref) as hold, anyio.create_task_group() as tasks:
-            tasks.start_soon(ref.tell, ("note", "before"))
-            await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(ref.stop)
-            await anyio.wait_all_tasks_blocked()
-            with pytest.raises(ActorDied, match="it was stopped"):
-                await ref.ask(("note", "after"))
-            hold.let_go()
-        await ref.stop()
-    assert world.journal == ["started", "before", "stopped"]
-    assert world.kinds == ["started", "stopped"]
-
-
-async def test_stop_ends_what_is_not_done_in_time(world: World) -> None:
-    errors: list[ActorDied] = []
-
-    async def ask(message: Any) -> None:
-        with pytest.raises(ActorDied) as caught:
-            await ref.ask(message)
-        errors.append(caught.value)
-
-    ref = world.actor(stop_timeout_s=0.5)
-    with world.fifo() as fifo:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, ("say_and_block", fifo.path))
-            await fifo.heard()
-            tasks.start_soon(ask, ("echo", 1))
-            await anyio.wait_all_tasks_blocked()
-            with anyio.fail_after(20):
-                await ref.stop()
-    assert [error.how for error in errors] == ["it was stopped"] * 2
-    assert world.kinds == ["started", "stopped"]
