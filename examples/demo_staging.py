@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from vime.eval import ConfigError
+from vime.eval.own_directory import held, own_directory
+
+KIND = "vime-demo"
 
 
 @contextmanager
@@ -27,41 +27,24 @@ def staging(args: argparse.Namespace) -> Iterator[None]:
     """
     if args.demo != "fleet" or (args.eval_hf_dir and not args.staging_is_ours):
         yield
-        return
-    memory = Path("/dev/shm")  # noqa: S108 -- a file system, in which we make our own directory
-    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    prefix = f"vime-demo-{os.getuid()}-"
-    if args.eval_hf_dir:
-        Path(args.eval_hf_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    elif args.eval_hf_dir:
+        with _again(Path(args.eval_hf_dir), args.resume):
+            yield
     else:
-        args.eval_hf_dir, args.staging_is_ours = tempfile.mkdtemp(prefix=prefix, dir=root), True
-    directory = Path(args.eval_hf_dir)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(directory))
-        except BlockingIOError:
-            message = f"--resume {args.resume}: that run is alive; wait for it, or end it first"
-            raise ConfigError([message]) from None
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        for path in root.glob(f"{prefix}*"):
-            if path != directory:
-                remove_if_dead(path)
-        yield
-
-
-def remove_if_dead(path: Path) -> None:
-    """Remove what a killed demo has left: nobody holds its lock any more."""
-    with suppress(OSError), locked(path):
-        if time.time() - path.stat().st_mtime > 60:  # a younger one's lock may be to come
-            shutil.rmtree(path)
+        memory = Path("/dev/shm")  # noqa: S108 -- a file system, not a file
+        with own_directory(KIND, memory if os.access(memory, os.W_OK) else None) as directory:
+            args.eval_hf_dir, args.staging_is_ours = str(directory), True
+            yield
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock; raises ``BlockingIOError`` when a live process has it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _again(directory: Path, run: str) -> Iterator[None]:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(directory))
+        except BlockingIOError:
+            message = f"--resume {run}: that run is alive; wait for it, or end it first"
+            raise ConfigError([message]) from None
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         yield
-    finally:
-        os.close(descriptor)

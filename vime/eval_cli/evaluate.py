@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -74,13 +73,14 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate; status 1 when a checkpoint was skipped, or never became whole."""
     from vime.eval.config import ConfigError, EvalConfig
     from vime.eval.fleet.supervisor import FleetStartError
+    from vime.eval.own_directory import own_directory
 
     named = list(dict.fromkeys(_checkpoint(path) for path in args.checkpoints))
     watch = None if args.watch is None else Watch(_directory(args.watch), named)
     if not named and watch is None:
         raise UsageError("nothing to evaluate: name a CHECKPOINT_DIR, or --watch DIR")
-    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="vime-eval-") as staging:
-        _complete(args, named, staging)
+    with _ended_in_order(), own_directory("vime-eval") as staging:
+        _complete(args, named, str(staging))
         _look_here_too()
         try:
             config = EvalConfig.from_args(args)
