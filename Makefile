@@ -32,7 +32,7 @@ demo-ray: venv
 picture: demo
 	cp runs/latest/curve.png docs/demo.png
 
-# Every benchmark, some twelve minutes on an idle machine: figures, pictures, and the tables of the
+# Every benchmark, some fifteen minutes on an idle machine: figures, pictures, and the tables of the
 # README and docs/bench.md. One that fails leaves the others' figures; NAMES="stall pin" runs these.
 bench: venv
 	$(BIN)/python -m bench.suite $(NAMES)

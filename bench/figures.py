@@ -104,3 +104,23 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     """The median of the ratios of neighbours in time, which a slow minute changes little."""
     pairs = zip(numerators, denominators, strict=True)
     return percentile([above / below for above, below in pairs], 0.5)
+
+
+def paired_interval(
+    numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Where the true median of the ratios of neighbours lies, whatever their distribution.
+
+    Between two of the ratios in order: the number of those below the true median is that of heads
+    among as many fair coins, so that both ends together are missed with a probability of at most
+    ``1 - confidence``. Of fewer than six pairs (at 95 %) it is the least and the greatest.
+    """
+    ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
+    n, missed, at = len(ratios), 0.0, 0
+    while at < n // 2:
+        missed += math.comb(n, at) / 2**n
+        if 2 * missed > 1 - confidence:
+            break
+        at += 1
+    lower = max(at - 1, 0)
+    return ratios[lower], ratios[n - 1 - lower]

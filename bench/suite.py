@@ -20,13 +20,14 @@ from bench.tables import write_tables
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 
-#: Benchmark → its arguments: shorter than by default, so that all take some twelve minutes.
+#: Benchmark → its arguments: shorter than by default, so that all take some fifteen minutes.
 SUITE: Mapping[str, Sequence[str]] = {
     "dispatch": ("--points", "1000"),
     "trace": ("--points", "2000"),
     "scale": (),
     "stall": ("--gigabytes", "1", "--seconds", "30", "--points", "3"),
     "interference": ("--rounds", "5"),
+    "tracing": (),
     "runner": ("--samples", "256", "--repeat", "5"),
     "latency": ("--gigabytes", "0.2", "--points", "6"),
     "ray": ("--gigabytes", "0.5", "--points", "500"),

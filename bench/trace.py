@@ -1,14 +1,17 @@
-"""``trace``: what a transition costs, and how fast a trace is replayed and checked.
+"""``trace``: what a transition costs, and how fast a trace is replayed, checked and counted.
 
 The trace is that of a run as it is written: points, snapshots and engines through their real
 machines, into a real file. Baselines: one bare ``write`` of a line as long, and one bare decoding
-of the same lines.
+of the same lines. ``vime trace stats`` reads a trace of its own, a long one, in a process of its
+own, whose start and greatest memory count.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,16 +30,23 @@ from vime.fsm.replay import replay
 from vime.fsm.tables import ENGINE, POINT, SNAPSHOT
 from vime.fsm.trace import Trace
 
+_RECORDS_A_POINT = 13
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's flags."""
     parser.add_argument(
         "--points", type=positive, default=5000, metavar="N",
-        help="points in the trace, of some 11 records each (default: %(default)s)",
+        help="points in the trace, of 13 records each (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=positive, default=5, metavar="N",
         help="readings of the trace (default: %(default)s)",
+    )  # fmt: skip
+
+    parser.add_argument(
+        "--records", type=positive, default=1_000_000, metavar="N",
+        help="records of the long trace that stats reads (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -53,16 +63,27 @@ def run(args: argparse.Namespace) -> Report:
         for _ in range(1 + args.repeat):  # the first is the warm-up
             for name, read in _readers(path).items():
                 rates[name].append(_rate(read, len(lines)))
+        path.unlink()
+        num_points = max(args.records // _RECORDS_A_POINT, 1)
+        _write(path, num_points)
+        seconds, peak_mb = _stats(path)
     for name, samples in rates.items():
         subject, _, what = name.partition("/")
         report.add(subject, what, "records/s", samples[1:])
+    num_records = num_points * _RECORDS_A_POINT
+    report.add("vime", "stats", "records/s", [num_records / seconds])
+    report.add("vime", "stats_memory", "MB", [peak_mb])
     p50 = {name: figure.p50 for name, figure in report.figures.items()}
     report.ratios = {
         "transition_over_write": p50["vime/transition"] / p50["bare/write"],
         "replay_over_decode": p50["vime/replay"] / p50["bare/decode"],
         "check_over_decode": p50["vime/check"] / p50["bare/decode"],
+        "stats_of_a_million_s": 1e6 * seconds / num_records,
     }
-    report.notes.append(f"the trace: {len(lines)} records of {_mean_length(lines):.0f} bytes")
+    report.notes.append(
+        f"the trace: {len(lines)} records of {_mean_length(lines):.0f} bytes; the long one: "
+        f"{num_records} records"
+    )
     return report
 
 
@@ -148,6 +169,33 @@ def _replay(path: Path) -> None:
 def _check(path: Path) -> None:
     violations = list(check(TraceFile(path), ended=True))
     assert not violations, f"the trace of a sound run: {violations[0]}"
+
+
+_STATS = """
+import sys
+from vime.cli import main
+status = main(["trace", "stats", sys.argv[1]])
+with open("/proc/self/status") as file:
+    print(next(line for line in file if line.startswith("VmHWM:")), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def _stats(path: Path) -> tuple[float, float]:
+    """Seconds of the whole command, and its greatest memory in MB.
+
+    The process says by itself what its greatest memory was: what the system tells its parent
+    counts what the parent had when it forked.
+    """
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _STATS, str(path)], capture_output=True, text=True, check=True
+    )
+    seconds = time.perf_counter() - began
+    kilobytes = next(
+        line.split()[1] for line in done.stderr.splitlines() if line.startswith("VmHWM:")
+    )
+    return seconds, int(kilobytes) * 1024 / 1e6
 
 
 def _decoded(path: Path) -> Iterator[Any]:

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from bench import cli
+from bench.tracing import dropped
+from vime.fsm.machine import TracedMachine
+from vime.fsm.read import read_trace
+from vime.fsm.tables import POINT
+from vime.fsm.trace import Trace
 
 SUBJECT = """
 class Nothing:
@@ -44,15 +49,45 @@ def subject(tmp_path: Path) -> str:
 
 
 def test_trace(tmp_path: Path) -> None:
-    found = measured(tmp_path, "trace", "--points", "20", "--repeat", "2")
+    found = measured(tmp_path, "trace", "--points", "20", "--repeat", "2", "--records", "130")
     assert units(found) == {
         "vime/transition": "µs",
         "bare/write": "µs",
         "vime/replay": "records/s",
         "vime/check": "records/s",
         "bare/decode": "records/s",
+        "vime/stats": "records/s",
+        "vime/stats_memory": "MB",
     }
     assert found["figures"]["vime/replay"]["n"] == 2
+    assert 5 < found["figures"]["vime/stats_memory"]["max"] < 200
+    rate = found["figures"]["vime/stats"]["p50"]
+    assert found["ratios"]["stats_of_a_million_s"] == pytest.approx(1e6 / rate)
+
+
+@pytest.mark.slow
+def test_tracing(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, "tracing", "--pairs", "3", "--steps", "4", "--every", "2", "--width", "64"
+    )
+    assert units(found) == {"vime/traced": "steps/s", "vime/untraced": "steps/s"}
+    ratios = found["ratios"]
+    low, middle, high = (ratios[f"speed_with_trace{end}"] for end in ("_low", "", "_high"))
+    assert 0 < low <= middle <= high
+
+
+def test_what_is_dropped_for_a_while_is_neither_in_the_trace_nor_in_its_numbers(
+    tmp_path: Path,
+) -> None:
+    with Trace(tmp_path / "t", "run-1") as trace:
+        first, second, third = (TracedMachine(POINT, str(n), trace) for n in range(3))
+        first.fire("dispatch")
+        with dropped(trace):
+            second.fire("dispatch")
+            second.fire("skip", reason="busy")
+            assert second.finished
+        third.fire("dispatch")
+    assert [(r.id, r.seq) for r in read_trace(tmp_path / "t")] == [("0", 0), ("2", 1)]
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Report, paired_ratio, percentile
+from bench.figures import Report, paired_interval, paired_ratio, percentile
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -55,3 +56,20 @@ def test_a_paired_ratio_is_not_moved_by_a_slow_minute_that_hit_both() -> None:
 
 def test_the_spread_is_the_middle_half_as_a_part_of_the_median() -> None:
     assert Report("x").add("a", "b", "s", [1, 2, 3, 4, 5]).spread == pytest.approx(2 / 3)
+
+
+def test_the_interval_of_a_ratio_has_the_ranks_of_the_binomial_distribution() -> None:
+    ones = [1.0] * 40
+    ratios = [float(number) for number in range(1, 41)]
+    assert paired_interval(ratios[::-1], ones) == (14.0, 27.0)  # the ranks that tables have
+    assert paired_interval(ratios[:6], ones[:6]) == (1.0, 6.0)
+    assert paired_interval(ratios[:2], ones[:2]) == (1.0, 2.0)
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
+    rng = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        low, high = paired_interval([rng.lognormvariate(0, 1) for _ in range(15)], [1.0] * 15)
+        hits += low <= 1 <= high
+    assert 0.95 <= hits / 2000 < 0.98

@@ -12,7 +12,7 @@ import pytest
 from bench import cli, suite, tables
 from bench.machine import describe_machine
 
-SMALL = {"trace": ("--points", "20", "--repeat", "2")}
+SMALL = {"trace": ("--points", "20", "--repeat", "2", "--records", "130")}
 
 
 def test_the_suite_has_every_benchmark_and_only_arguments_that_they_take() -> None:
