@@ -22,6 +22,7 @@ from bench.cli import UsageError, positive, positive_number
 from bench.clients import Work, client_process
 from bench.engines import Engines
 from bench.figures import Report, paired_ratio
+from bench.json_lines import json_lines
 from bench.models import make_model_of, make_tokenizer, write_checkpoint
 from bench.scratch import Scratch, scratch
 from bench.stall import BareCopy
@@ -161,7 +162,7 @@ def _enter_stages(taken: dict[str, list[float]], records: list[Record]) -> None:
 def _work(config: EvalConfig, parts: Parts, engines: Engines) -> Work:
     assert parts.fleet is not None
     (_, path), *_ = config.prompt_data
-    prompts = [json.loads(line)["input"] for line in path.read_text().splitlines()]
+    prompts = [row["input"] for row in json_lines(path)]
     (url,) = engines.urls.values()
     return Work(
         base_url=url,

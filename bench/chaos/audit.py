@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from bench.chaos.faults import KINDS, Fault
 from bench.chaos.weights import NAME
+from bench.json_lines import json_lines
 from vime.fsm.check import check
 from vime.fsm.read import read_trace
 from vime.fsm.record import Record
@@ -100,9 +100,7 @@ class Evidence:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return json_lines(path) if path.exists() else []
 
 
 def points_of(records: Iterable[Record], outcomes: Iterable[dict[str, Any]]) -> dict[int, Point]:

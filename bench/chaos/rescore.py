@@ -9,7 +9,6 @@ tokens up to the first such tie. The score must be the mean of what these answer
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -23,6 +22,7 @@ import httpx
 
 from bench.chaos import weights
 from bench.chaos.reward import worth_of
+from bench.json_lines import json_lines
 from vime.eval.fleet.launch import loopback_client
 from vime.eval.fleet.ports import PortReservation
 from vime.eval.processes.process import spawn
@@ -50,10 +50,9 @@ class Answer:
 
 def read_answers(path: Path) -> list[Answer]:
     """The samples of one point."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
         Answer(row["prompt"], tuple(row["output_token_ids"] or ()), str(row["weight_version"]))
-        for row in rows
+        for row in json_lines(path)
     ]
 
 

@@ -174,7 +174,7 @@ def read_texts(path: Path) -> list[str]:
         ValueError: it has none, or a line is of another form; names the line.
     """
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             text = json.loads(line)["text"]
         except (ValueError, LookupError, TypeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from bench.chaos import rescore, weights
@@ -87,3 +88,10 @@ def test_samples_of_other_weights_or_of_other_prompts_are_found_out(
     assert problems(foreign, kept[0]) == ["samples of ['w'], reported for v"]
     (problem,) = problems(answers[0][:2], kept[0])
     assert problem == "2 samples, which are not those of the eval set"
+
+
+def test_answers_may_hold_whatever_a_model_writes(tmp_path: Path) -> None:
+    samples = tmp_path / "step_1.jsonl"
+    row = {"prompt": "a\u2028b\x85c\x1d", "output_token_ids": [1], "weight_version": "v"}
+    samples.write_bytes(orjson.dumps(row) + b"\n")
+    assert rescore.read_answers(samples) == [rescore.Answer(row["prompt"], (1,), "v")]

@@ -12,5 +12,5 @@ def load(name: str, **_: Any) -> dict[str, Any]:
     from datasets import Dataset
 
     path = Path(__file__).with_name(f"{name}.jsonl")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines()
     return {"test": Dataset.from_list([json.loads(line) for line in lines])}
