@@ -2,7 +2,8 @@
 
 The cluster is five nodes on this machine. Snapshots travel between the nodes' object stores and
 staging directories exactly as between machines, but all of it on the cores and the memory of one:
-what can be done at once on four machines takes turns here.
+what four machines do at once takes turns here. How much of the cost is due to that, bare copies
+say: one process that writes and digests its own copy of the snapshot, and four at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import anyio
 
+from bench import bare_copies
 from bench.cli import UsageError, positive, positive_number
 from bench.dispatch import holds_of
 from bench.figures import Report, paired_ratio
@@ -53,11 +55,16 @@ def run(args: argparse.Namespace) -> Report:
     needed = int(args.gigabytes * 1e9 * (_NUM_NODES + 2) + 5e8)
     with scratch(needed) as places, _cluster(places) as nodes:
         report.add("vime", "hold", "ms", _holds(places, args.points))
-        one, four, size = anyio.run(_transfers, places, nodes, args, backend="asyncio")
-        report.add("one_node", "transfer", "s", one)
-        report.add("four_nodes", "transfer", "s", four)
-    report.ratios["four_nodes_over_one"] = paired_ratio(four, one)
-    report.notes.append(f"a snapshot of {size / 1e9:.2f} GB, in pieces through the object store")
+        samples, size = anyio.run(_transfers, places, nodes, args, backend="asyncio")
+        for subject, what in samples:
+            report.add(subject, what, "s", samples[subject, what])
+    for what in ("transfer", "bare_copy"):
+        ratio = paired_ratio(samples["four_nodes", what], samples["one_node", what])
+        report.ratios[f"{what}_to_four_over_one"] = ratio
+    report.notes.append(
+        f"a snapshot of {size / 1e9:.2f} GB; four nodes share {os.cpu_count()} cores here, where "
+        "four bare copies cost more than one as well"
+    )
     return report
 
 
@@ -103,13 +110,9 @@ def _holds(places: Scratch, num_points: int) -> list[float]:
 
 async def _transfers(
     places: Scratch, nodes: list[str], args: argparse.Namespace
-) -> tuple[list[float], list[float], int]:
-    """Seconds to one node, seconds to four, in turn; and the snapshot's bytes."""
-    from vime.eval.contracts import Snapshot
-    from vime.eval.snapshot.manifest import Manifest
+) -> tuple[dict[tuple[str, str], list[float]], int]:
+    """Seconds to one node and to four, by vime and by bare copies; the snapshot's bytes."""
     from vime.eval.snapshot.staging import room_of
-    from vime.ray.delivery import Deliveries
-    from vime.ray.site import home_node
 
     staging = places.memory / "home"
     room_of(staging, _RUN).mkdir(parents=True)
@@ -118,29 +121,39 @@ async def _transfers(
     size = num_bytes(model)
     model.save_pretrained(path)
     del model
-    engines: dict[int, str] = {}
-    one: list[float] = []
-    four: list[float] = []
+    samples: dict[tuple[str, str], list[float]] = {}
     for number in range(args.repeat + 1):  # the first warms up: workers and object stores start
-        for chosen, samples in ((nodes[:1], one), (nodes, four)):
-            deliveries = Deliveries(
-                run_id=_RUN,
-                staging=staging,
-                keep=0,
-                run_dir=places.disk,
-                home=home_node(),
-                nodes=lambda: engines,
-            )
-            manifest = Manifest.of_directory(path, _RUN, 0)
-            snapshot = Snapshot(0, path, manifest.weight_version, manifest.digest, owned=True)
-            engines.clear()
-            engines.update(enumerate(chosen))
-            async with deliveries.running():
-                await _open(deliveries, chosen)
-                seconds = await _deliver(deliveries, snapshot, len(chosen))
-                if number:
-                    samples.append(seconds)
-    return one, four, size
+        for subject, chosen in (("one_node", nodes[:1]), ("four_nodes", nodes)):
+            targets = [places.memory / f"bare_{index}" for index in range(len(chosen))]
+            bare_s = bare_copies.measure(path, targets)
+            seconds = await _transfer(places, path, chosen)
+            if number:
+                samples.setdefault((subject, "transfer"), []).append(seconds)
+                samples.setdefault((subject, "bare_copy"), []).append(bare_s)
+    return samples, size
+
+
+async def _transfer(places: Scratch, path: Path, chosen: list[str]) -> float:
+    """Seconds until one engine on each of these nodes has the snapshot."""
+    from vime.eval.contracts import Snapshot
+    from vime.eval.snapshot.manifest import Manifest
+    from vime.ray.delivery import Deliveries
+    from vime.ray.site import home_node
+
+    engines = dict(enumerate(chosen))
+    deliveries = Deliveries(
+        run_id=_RUN,
+        staging=path.parent,
+        keep=0,
+        run_dir=places.disk,
+        home=home_node(),
+        nodes=lambda: engines,
+    )
+    manifest = Manifest.of_directory(path, _RUN, 0)
+    snapshot = Snapshot(0, path, manifest.weight_version, manifest.digest, owned=True)
+    async with deliveries.running():
+        await _open(deliveries, chosen)
+        return await _deliver(deliveries, snapshot, len(chosen))
 
 
 async def _open(deliveries: Any, nodes: list[str]) -> None:

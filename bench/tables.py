@@ -123,6 +123,8 @@ AIMS = (
         "`dispatch` to outcome, over copy, write, load and generation",
         1.15,
     ),
+    Aim("ray", "vime/hold p50", "`dispatch` on a Ray cluster, median", 2, unit=" ms"),
+    Aim("ray", "transfer_to_four_over_one", "a snapshot to four nodes, over one of them", 1.3),
     Aim("scale", "memory_growth_mb", "memory from point 100 to point 10,000", 20, unit=" MB"),
 )
 

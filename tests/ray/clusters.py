@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +34,16 @@ class Nodes:
 
         self.root = root
         self.nodes: dict[str, Any] = {}
+        self._names = map("node_{}".format, itertools.count())
         self.cluster = Cluster()
         self._start(num_gpus=0, include_dashboard=False, dashboard_port=free_port())
 
-    def add(self, name: str, num_gpus: int = 1) -> None:
-        own = {STAGING_VARIABLE: str(self.root / name)}
-        self.nodes[name] = self._start(num_gpus=num_gpus, env_vars=own)
+    def fill_up(self, count: int) -> None:
+        """Have at least so many nodes with one GPU each."""
+        while len(self.nodes) < count:
+            name = next(self._names)
+            own = {STAGING_VARIABLE: str(self.root / name)}
+            self.nodes[name] = self._start(num_gpus=1, env_vars=own)
 
     def _start(self, **settings: Any) -> Any:
         """Ray gives a node 30 s, which is little while engines start on the same two cores."""
@@ -67,15 +73,17 @@ class Nodes:
 
 
 @contextmanager
-def nodes(root: Path, *names: str) -> Iterator[Nodes]:
-    """A cluster of a head and one node a name, with this process as its driver."""
+def nodes() -> Iterator[Nodes]:
+    """A cluster with this process as its driver; a base and an eval set lie in its root."""
     import ray
 
-    with ray_settings():
-        found = Nodes(root)
+    with (
+        tempfile.TemporaryDirectory(prefix="vime-nodes-") as root,
+        ray_settings(),
+    ):
+        write_inputs(Path(root))
+        found = Nodes(Path(root))
         try:
-            for name in names:
-                found.add(name)
             ray.init(address=found.cluster.address, log_to_driver=False)
             yield found
         finally:
@@ -90,16 +98,22 @@ def free_port() -> int:
         return port
 
 
-def write_inputs(root: Path, num_prompts: int) -> tuple[Any, Any]:
-    """A base and an eval set; returns the model and its tokenizer."""
+def write_inputs(root: Path) -> None:
+    """A base and an eval set of 300 prompts."""
     from arithmetic import build_model, build_tokenizer, training_and_held_out, write_eval_set
 
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, 0)
-    model.save_pretrained(root / "base")
+    build_model(tokenizer, 0).save_pretrained(root / "base")
     tokenizer.save_pretrained(root / "base")
-    write_eval_set(root / "sums.jsonl", training_and_held_out()[0][:num_prompts])
-    return model, tokenizer
+    write_eval_set(root / "sums.jsonl", training_and_held_out()[0][:300])
+
+
+def make_exporter(seed: int) -> tuple[Any, Any]:
+    """A model and its tokenizer."""
+    from arithmetic import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    return build_model(tokenizer, seed), tokenizer
 
 
 def arguments(root: Path, run: str, **flags: Any) -> argparse.Namespace:
@@ -110,7 +124,7 @@ def arguments(root: Path, run: str, **flags: Any) -> argparse.Namespace:
             "eval_hf_dir": str(root / "driver"),
             "eval_interval": 1,
             "hf_checkpoint": str(root / "base"),
-            "eval_prompt_data": ["sums", str(root / "sums.jsonl")],
+            "eval_prompt_data": ["sums@40", str(root / "sums.jsonl")],
             "eval_run_dir": str(root / run),
             "eval_max_response_len": 4,
             "eval_vllm_dtype": "float32",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.ray.clusters import Nodes
 
 
 @contextmanager
@@ -39,9 +42,29 @@ def ray_settings() -> Iterator[dict[str, Any]]:
     assert not Path(directory).exists()
 
 
-@pytest.fixture(scope="module")
-def machine() -> Iterator[None]:
-    """This machine as a Ray cluster of one node with eight logical GPUs."""
+class OneAtATime:
+    """The cluster whose driver this process is: one stays until another one is needed."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._kind: Any = None
+        self._value: Any = None
+
+    def use(self, kind: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """The cluster that this function makes."""
+        if self._kind is not kind:
+            self.close()
+            self._value = self._stack.enter_context(kind())
+            self._kind = kind
+        return self._value
+
+    def close(self) -> None:
+        self._kind = self._value = None
+        self._stack.close()
+
+
+@contextmanager
+def machine_cluster() -> Iterator[None]:
     import ray
 
     with ray_settings() as settings:
@@ -50,3 +73,26 @@ def machine() -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def one_cluster() -> Iterator[OneAtATime]:
+    clusters = OneAtATime()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture(scope="module")
+def machine(one_cluster: OneAtATime) -> None:
+    """This machine as a Ray cluster of one node with eight logical GPUs."""
+    one_cluster.use(machine_cluster)
+
+
+@pytest.fixture(scope="module")
+def cluster(one_cluster: OneAtATime) -> Nodes:
+    """A head without GPUs, where this process is, and nodes with one each: at least three."""
+    from tests.ray.clusters import nodes
+
+    found: Nodes = one_cluster.use(nodes)
+    found.fill_up(3)
+    return found

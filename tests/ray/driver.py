@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.ray.clusters import arguments
+from tests.ray.clusters import arguments, make_exporter
 from vime.ray import RayEvalDispatcher
 
 
@@ -17,12 +17,10 @@ def say(**facts: Any) -> None:
 
 def main(address: str, root: Path, run: str, flags: dict[str, Any]) -> None:
     import ray
-    from arithmetic import build_model, build_tokenizer
 
     ray.init(address=address, log_to_driver=False)
-    tokenizer = build_tokenizer()
-    exporter = build_model(tokenizer, 0), tokenizer
-    with RayEvalDispatcher.from_args(arguments(root, run, **flags), exporter=exporter) as evals:
+    args = arguments(root, run, **flags)
+    with RayEvalDispatcher.from_args(args, exporter=make_exporter(0)) as evals:
         evals.trace.subscribe(
             lambda record: say(id=record.id, dest=record.dest, detail=record.detail)
         )

@@ -1,177 +1,28 @@
-"""Snapshots that travel: what arrives is proven, once a node, leased, and removed in the end.
-
-Deliveries, depots, sender and stores are the real ones, without Ray between them: a "node" is a
-staging directory.
-"""
+"""Snapshots that travel: what arrives is proven, once a node, leased, and removed in the end."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from tests.snapshot.captures import CopiedCapture, Shop
+from tests.ray.no_ray import World, all_engines, running, verify, world
 from tests.snapshots import checkpoints
-from vime.eval.contracts import Snapshot
 from vime.eval.fleet.control import EngineFailure
-from vime.eval.fleet.servers import Delivery
-from vime.fsm.check import check
 from vime.fsm.read import read_trace
-from vime.ray import delivery, depot
-from vime.ray.delivery import Deliveries
-from vime.ray.depot import STAGING_VARIABLE, Depot, Sender
-from vime.ray.host import Facts
-from vime.ray.hosting import HostLost
+from vime.ray import depot
+from vime.ray.depot import Depot, Sender, Taken
 
-__all__ = ["checkpoints"]
+__all__ = ["checkpoints", "verify", "world"]
 
 pytestmark = pytest.mark.anyio
-
-RUN = "run-a"
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"  # as Ray's actors
-
-
-class Hired:
-    """An actor without Ray: a call is a call, and a lost one raises."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = self.handle = actor
-        self.lost = False
-
-    async def call(self, method: str, *args: Any, give_up_s: float | None = None) -> Any:
-        await anyio.lowlevel.checkpoint()
-        if self.lost:
-            raise HostLost("the node died")
-        return await getattr(self.actor, method)(*args)
-
-    async def kill(self) -> bool:
-        self.lost = True
-        return True
-
-
-class World:
-    """The nodes: node → its own staging directory, ``None`` where it sees the driver's."""
-
-    def __init__(self, root: Path, base: Path, patch: pytest.MonkeyPatch, verify: str) -> None:
-        self.verify = verify
-        self.root = root
-        self.patch = patch
-        self.roots: dict[str, Path | None] = {"home": None, "b": root / "b", "c": root / "c"}
-        self.engines = {0: "b", 1: "b", 2: "c"}
-        self.hired: list[tuple[str, Hired]] = []
-        self.pieces: Counter[str] = Counter()
-        self.spoil: Callable[[str, bytes], bytes] = lambda node, piece: piece
-        self.shop = Shop(root / "home", base, run_id=RUN, verify=verify)
-        self.run_dir = root / "run"
-        self.run_dir.mkdir()
-        patch.setattr(depot, "_put", self.put)
-        patch.setattr(depot, "CHUNK_BYTES", 100_000)
-        patch.setattr(delivery, "_NEWS_S", 0.0)
-
-    async def hire(self, actor_class: type, node_id: str, *args: Any) -> Hired:
-        await anyio.lowlevel.checkpoint()
-        if node_id not in self.roots:
-            raise HostLost("no such node")
-        root = self.roots[node_id]
-        if root is None:
-            self.patch.delenv(STAGING_VARIABLE, raising=False)
-        else:
-            root.mkdir(exist_ok=True)
-            self.patch.setenv(STAGING_VARIABLE, str(root))
-        actor = actor_class(*args)
-        actor.facts = lambda: Facts(node_id * 8, f"10.0.0.{ord(node_id[0])}", 1)
-        self.hired.append((node_id, hired := Hired(actor)))
-        return hired
-
-    async def put(
-        self,
-        path: Path,
-        name: str,
-        offset: int,
-        count: int,
-        depots: Mapping[str, Depot],
-        problems: dict[str, str],
-    ) -> None:
-        piece = path.read_bytes()[offset : offset + count]  # noqa: ASYNC240 -- small
-        for node, target in depots.items():
-            self.pieces[node] += count
-            problem = await target.write(name, offset, self.spoil(node, piece))
-            if problem is not None:
-                problems[node] = problem
-
-    def of(self, node_id: str) -> Hired:
-        return [hired for node, hired in self.hired if node == node_id][-1]
-
-    async def snapshot(self, source: Path, step: int) -> Snapshot:
-        draft = self.shop.store.begin(step)
-        return await self.shop.store.seal(draft, CopiedCapture(source))
-
-    def visible(self, node: str) -> list[str]:
-        root = self.roots[node]
-        assert root is not None
-        return sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
-
-    def trace(self) -> list[Any]:
-        return [r for path in sorted(self.run_dir.glob("trace.*")) for r in read_trace(path)]
-
-
-@pytest.fixture
-def verify() -> str:
-    return "full"
-
-
-@pytest.fixture
-def world(tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, verify: str) -> Any:
-    world = World(tmp_path, checkpoints / "base", monkeypatch, verify)
-    world.shop.store.open()
-    yield world
-    world.shop.store.close()
-    assert list(check(world.trace(), ended=True)) == []
-
-
-@asynccontextmanager
-async def running(world: World, keep: int = 2) -> AsyncIterator[Deliveries]:
-    deliveries = Deliveries(
-        run_id=RUN,
-        staging=world.root / "home",
-        keep=keep,
-        verify=world.verify,
-        run_dir=world.run_dir,
-        home="home",
-        nodes=lambda: world.engines,
-        hire=world.hire,
-    )
-    async with deliveries.running():
-        yield deliveries
-    assert all(hired.lost for _, hired in world.hired), "every actor was ended"
-
-
-async def all_engines(
-    deliveries: Deliveries, world: World, snapshot: Snapshot
-) -> dict[int, Delivery]:
-    found = {}
-
-    async def deliver(index: int) -> None:
-        async with deliveries(snapshot, index) as found[index]:
-            held = {p.name: p.read_bytes() for p in found[index].snapshot.path.iterdir()}
-            for path in snapshot.path.iterdir():
-                if path.name != ".complete":
-                    assert held[path.name] == path.read_bytes()
-
-    async with anyio.create_task_group() as tasks:
-        for index in world.engines:
-            tasks.start_soon(deliver, index)
-    return found
 
 
 @pytest.mark.parametrize("verify", ["full", "headers"])
@@ -230,17 +81,38 @@ async def test_what_changed_on_the_way_is_given_to_no_engine(
     world: World, checkpoints: Path
 ) -> None:
     snapshot = await world.snapshot(checkpoints / "whole", 1)
-    world.spoil = lambda node, piece: piece[:-1] + b"?" if node == "b" else piece
+    world.spoil = lambda node, piece: piece[:-1] + b"?" if node == "c" else piece
     async with running(world) as deliveries:
+        async with deliveries(snapshot, 0) as sound:
+            assert sound.num_bytes > 0
         with pytest.raises(EngineFailure) as caught:
-            async with deliveries(snapshot, 0):
+            async with deliveries(snapshot, 2):
                 pass
         assert caught.value.kind == "undelivered"
-        async with deliveries(snapshot, 2) as sound:
-            assert sound.num_bytes == 0, "it came along with the other one"
         world.spoil = lambda node, piece: piece
-        async with deliveries(snapshot, 0) as repaired:
+        async with deliveries(snapshot, 2) as repaired:
             assert repaired.num_bytes > 0
+
+
+async def test_the_drivers_node_sends_a_snapshot_once_and_every_node_hands_it_on(
+    world: World, checkpoints: Path
+) -> None:
+    world.roots["d"] = world.root / "d"
+    world.engines = {0: "b", 1: "c", 2: "d"}
+    snapshot = await world.snapshot(checkpoints / "whole", 1)
+    sources: dict[str, set[int]] = {}
+    give = world.give
+
+    async def noted(target: Depot, name: str, offset: int, source: Any, hand_on: bool) -> Taken:
+        node = next(node for node, hired in world.hired if hired.actor is target)
+        sources.setdefault(node, set()).add(id(source))
+        return await give(target, name, offset, source, hand_on)
+
+    async with running(world) as deliveries:
+        world.patch.setattr(depot, "_give", noted)
+        await all_engines(deliveries, world, snapshot)
+    assert not set.intersection(*sources.values())
+    assert len(world.handed_out) == 3 * len(sources["b"]), "by the driver's node, and by two others"
 
 
 async def test_a_node_without_room_says_how_much_is_missing(
@@ -253,55 +125,6 @@ async def test_a_node_without_room_says_how_much_is_missing(
             async with deliveries(snapshot, 0):
                 pass
         assert world.pieces == {}
-
-
-async def test_a_lost_depot_is_news_of_a_lost_node_and_the_next_one_starts_afresh(
-    world: World, checkpoints: Path
-) -> None:
-    snapshot = await world.snapshot(checkpoints / "whole", 1)
-    async with running(world) as deliveries:
-        async with deliveries(snapshot, 0):
-            pass
-        world.of("b").lost = True
-        world.of("b").actor._store._store._staging._lock.release()  # as its death does
-        with pytest.raises(EngineFailure) as caught:
-            async with deliveries(snapshot, 0):
-                pass
-        assert caught.value.kind == "absent"
-        async with deliveries(snapshot, 0) as again:
-            assert again.num_bytes > 0
-        world.engines[0] = "gone"
-        with pytest.raises(EngineFailure) as caught:
-            async with deliveries(snapshot, 0):
-                pass
-        assert caught.value.kind == "absent"
-
-
-async def test_a_delivery_that_is_given_up_leaves_the_node_usable(
-    world: World, checkpoints: Path
-) -> None:
-    snapshot = await world.snapshot(checkpoints / "whole", 1)
-    entered = anyio.Event()
-    put = world.put
-
-    async def hang(*args: Any) -> None:
-        entered.set()
-        await anyio.sleep_forever()
-
-    async with running(world) as deliveries:
-        world.patch.setattr(depot, "_put", hang)
-        async with anyio.create_task_group() as tasks:
-
-            async def deliver() -> None:
-                async with deliveries(snapshot, 0):
-                    pass
-
-            tasks.start_soon(deliver)
-            await entered.wait()
-            tasks.cancel_scope.cancel()
-        world.patch.setattr(depot, "_put", put)
-        async with deliveries(snapshot, 0) as found:
-            assert found.num_bytes > 0
 
 
 async def test_a_checkpoint_of_the_users_travels_only_where_it_is_not_visible(

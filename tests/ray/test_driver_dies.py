@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.ray.clusters import Nodes, arguments, nodes, problems, processes_of, write_inputs
+from tests.ray.clusters import Nodes, arguments, make_exporter, problems, processes_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
@@ -56,14 +56,6 @@ class Driver:
         self.process.communicate()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    root = tmp_path_factory.mktemp("driver")
-    write_inputs(root, num_prompts=40)
-    with nodes(root, "b") as cluster:
-        yield cluster
-
-
 @contextmanager
 def driver(cluster: Nodes, run: str, **flags: Any) -> Iterator[Driver]:
     started = Driver(cluster, run, eval_num_gpus=1, **flags)
@@ -101,15 +93,12 @@ def test_a_detached_fleet_outlives_its_driver_and_only_then_the_next_one_has_it(
     cluster: Nodes,
 ) -> None:
     import ray
-    from arithmetic import build_model, build_tokenizer
 
     from vime.eval.config import EvalConfig
     from vime.eval.fleet.settings import FleetSettings
     from vime.ray import RayEvalDispatcher, end_detached_fleet
     from vime.ray.detached import FleetOwnedError, claim_fleet
 
-    tokenizer = build_tokenizer()
-    exporter = build_model(tokenizer, 1), tokenizer
     args = arguments(cluster.root, "third", eval_num_gpus=1, eval_detached=True)
     settings = FleetSettings.from_config(EvalConfig.from_args(args), Path())
     with driver(cluster, "second", eval_detached=True) as second:
@@ -118,7 +107,7 @@ def test_a_detached_fleet_outlives_its_driver_and_only_then_the_next_one_has_it(
         with pytest.raises(FleetOwnedError, match=f"belongs to pid {second.process.pid} on "):
             claim_fleet(settings, "this test", news_s=0.0)
         second.kill()
-    with RayEvalDispatcher.from_args(args, exporter=exporter) as dispatcher:
+    with RayEvalDispatcher.from_args(args, exporter=make_exporter(1)) as dispatcher:
         dispatcher.wait_until_ready()
         outcome = dispatcher.dispatch(2).result(PATIENCE_S)
         assert outcome.state == "done", outcome.detail

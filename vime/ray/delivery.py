@@ -25,9 +25,11 @@ from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.servers import Delivery
 from vime.eval.snapshot.staging import room_of
 from vime.eval.snapshot.stamps import FULL
+from vime.fsm.read import TraceUnreadableError
 from vime.ray.depot import Depot, DepotOrder, Nonce, Reply, Sender, node_name
 from vime.ray.host import Facts
 from vime.ray.hosting import Host, HostLost
+from vime.ray.lost_nodes import end_trace
 from vime.ray.processes import on_node
 
 log = logging.getLogger("vime")
@@ -71,12 +73,17 @@ class _Branch:
     Attributes:
         name: of the node, in traces.
         root: the driver's staging directory as this node sees it; ``None``: it does not.
+        foreign: checkpoint of somebody else's → whether this node sees it.
+        journal: who holds it may write the node's trace.
+        num_records: how many of its records are in its file here.
     """
 
     host: Asked
     name: str
     root: Path | None
     foreign: dict[Path, bool] = field(default_factory=dict)
+    journal: anyio.Lock = field(default_factory=anyio.Lock)
+    num_records: int = 0
 
 
 class Deliveries:
@@ -234,13 +241,32 @@ class Deliveries:
         branch = self._branches[node_id]
         try:
             reply: Reply = await branch.host.call(method, *args)
-        except HostLost:
-            self._branches.pop(node_id, None)
+            await self._keep_records(branch)
+        except HostLost as lost:
+            await self._lose(node_id, branch, str(lost))
             raise
-        if reply.records:
-            path = self._trace_of(branch.name)
-            await anyio.to_thread.run_sync(_append, path, reply.records)
         return reply
+
+    async def _keep_records(self, branch: _Branch) -> None:
+        """Append what the node's trace has more than its file here.
+
+        What a call has done that was given up comes with the next one.
+        """
+        async with branch.journal:
+            lines = await branch.host.call("records", branch.num_records)
+            if lines:
+                branch.num_records += len(lines)
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(_append, self._trace_of(branch.name), lines)
+
+    async def _lose(self, node_id: str, branch: _Branch, how: str) -> None:
+        """A depot is gone: the next question starts another one."""
+        if self._branches.get(node_id) is not branch:
+            return
+        del self._branches[node_id]
+        with anyio.CancelScope(shield=True):
+            async with branch.journal:
+                await anyio.to_thread.run_sync(_end_trace, self._trace_of(branch.name), how)
 
     async def _close(self, node_id: str) -> None:
         host = self._branches[node_id].host
@@ -348,3 +374,10 @@ class Deliveries:
 def _append(path: Path, lines: list[bytes]) -> None:
     with path.open("ab") as file:
         file.writelines(line + b"\n" for line in lines)
+
+
+def _end_trace(path: Path, how: str) -> None:
+    try:
+        end_trace(path, how)
+    except (OSError, TraceUnreadableError) as error:
+        log.warning("%s does not tell of its node's loss: %s", path, error)

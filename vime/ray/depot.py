@@ -1,15 +1,17 @@
 """One Ray actor a node that looks after snapshots there, and one that sends them from the driver's.
 
 Bulk data never passes through the driver's process: the sender reads a file piece by piece into
-Ray's object store, and each depot takes the pieces from there.
+Ray's object store, and the depots hand each piece on from node to node. So the driver's node sends
+a snapshot once, however many nodes there are, and all of them send and receive at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +27,7 @@ from vime.ray.node_store import FileFacts, NodeStore, NotReceived
 STAGING_VARIABLE: Final = "VIME_EVAL_HF_DIR"
 
 CHUNK_BYTES: Final = 16 << 20
-#: Pieces under way at once: they all lie in the object store.
+#: Pieces under way at once: at most so many lie in each node's object store.
 _NUM_CHUNKS: Final = 6
 _EDGE_BYTES: Final = 4096
 
@@ -69,12 +71,24 @@ class Reply:
     Attributes:
         value: what was asked for.
         problem: why there is none.
-        records: lines of the node's trace since the last answer.
     """
 
     value: Any = None
     problem: str | None = None
-    records: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a depot answers to a piece.
+
+    Attributes:
+        problem: why it has not got it.
+        onward: Ray's reference to the piece, as it lies in this node's object store; ``None``
+            where nobody has asked for it.
+    """
+
+    problem: str | None
+    onward: Any = None
 
 
 class Depot:
@@ -112,30 +126,30 @@ class Depot:
 
     async def lease(self, weight_version: str) -> Reply:
         """Keep a snapshot here; answers with its path, if it is here."""
-        return self._reply(self._store and self._store.lease(weight_version))
+        return Reply(self._store and self._store.lease(weight_version))
 
     async def leave(self, weight_version: str) -> Reply:
         """Let go of one lease."""
         if self._store is not None:
             self._store.leave(weight_version)
-        return self._reply(None)
+        return Reply()
 
     async def begin(self, name: str, snapshot: Snapshot, files: dict[str, FileFacts]) -> Reply:
         """Make room; ``name`` is this depot's in traces."""
         try:
             (await self._opened(name)).begin(snapshot, files)
         except NotReceived as error:
-            return self._reply(None, str(error))
-        return self._reply(None)
+            return Reply(problem=str(error))
+        return Reply()
 
-    async def write(self, name: str, offset: int, chunk: Any) -> str | None:
-        """Take one piece; answers with the problem, if there is one."""
+    async def write(self, name: str, offset: int, chunk: Any, hand_on: bool) -> Taken:
+        """Take one piece, and have it ready for the next node if there is one."""
         assert self._store is not None, "it has begun"
         try:
             await self._store.write(name, offset, chunk)
         except NotReceived as error:
-            return str(error)
-        return None
+            return Taken(str(error))
+        return Taken(None, await anyio.to_thread.run_sync(_put, chunk) if hand_on else None)
 
     async def seal(self) -> Reply:
         """Prove that everything has arrived as it was."""
@@ -143,15 +157,18 @@ class Depot:
         try:
             await self._store.seal()
         except NotReceived as error:
-            return self._reply(None, str(error))
-        return self._reply(None)
+            return Reply(problem=str(error))
+        return Reply()
 
     async def close(self) -> Reply:
         """Remove everything that has travelled here."""
-        if self._store is None:
-            return Reply()
-        await anyio.to_thread.run_sync(self._store.close)
-        return self._reply(None)
+        if self._store is not None:
+            await anyio.to_thread.run_sync(self._store.close)
+        return Reply()
+
+    async def records(self, num_known: int) -> list[bytes]:
+        """The lines of the node's trace but the first ``num_known``, which are forgotten here."""
+        return [] if self._store is None else self._store.records(num_known)
 
     async def _opened(self, name: str) -> NodeStore:
         if self._store is None:
@@ -161,12 +178,13 @@ class Depot:
             self._store = store
         return self._store
 
-    def _reply(self, value: Any, problem: str | None = None) -> Reply:
-        return Reply(value, problem, self._store.take_records() if self._store else [])
-
 
 class Sender:
     """On the driver's node: puts the pieces of a snapshot where depots can take them from."""
+
+    def __init__(self) -> None:
+        self._reading = threading.Lock()
+        self._buffer: Any = None
 
     async def live(self) -> None:
         """Never returns: whoever waits for it learns of this sender's death."""
@@ -183,7 +201,7 @@ class Sender:
     async def send(
         self, path: Path, files: dict[str, FileFacts], depots: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Send every file to every depot, each piece once into the object store.
+        """Send every file to every depot, each piece from node to node.
 
         Args:
             path: the snapshot.
@@ -196,9 +214,10 @@ class Sender:
         problems: dict[str, str] = {}
         room = asyncio.Semaphore(_NUM_CHUNKS)
 
-        async def pass_on(name: str, offset: int, count: int) -> None:
+        async def send_piece(name: str, offset: int, count: int) -> None:
             try:
-                await _put(path / name, name, offset, count, depots, problems)
+                piece = await anyio.to_thread.run_sync(self._read, path / name, offset, count)
+                await _hand_round(piece, name, offset, depots, problems)
             finally:
                 room.release()
 
@@ -207,40 +226,67 @@ class Sender:
                 for offset in range(0, file.size, CHUNK_BYTES):
                     await room.acquire()
                     count = min(CHUNK_BYTES, file.size - offset)
-                    tasks.create_task(pass_on(name, offset, count))
+                    tasks.create_task(send_piece(name, offset, count))
         return problems
 
+    def _read(self, path: Path, offset: int, count: int) -> Any:
+        """One piece, in the object store."""
+        import numpy
 
-async def _put(
-    path: Path,
+        with self._reading, path.open("rb", buffering=0) as file:
+            if self._buffer is None:  # fresh memory for each piece would cost as much as reading
+                self._buffer = numpy.empty(CHUNK_BYTES, numpy.uint8)
+            piece = self._buffer[:count]
+            view, done = memoryview(piece), 0
+            while done < count:
+                num_read = os.preadv(file.fileno(), [view[done:]], offset + done)
+                if not num_read:
+                    raise OSError(f"{path}: it became shorter while it was sent")
+                done += num_read
+            return _put(piece)
+
+
+async def _hand_round(
+    piece: Any,
     name: str,
     offset: int,
-    count: int,
     depots: Mapping[str, Any],
     problems: dict[str, str],
 ) -> None:
-    """One piece to every depot that has had no problem so far."""
+    """One piece to every depot that has had no problem so far, from each one to the next.
+
+    When a node is lost, the one behind it gets the piece from the driver's.
+    """
+    source = piece
+    sound = [depot_name for depot_name in depots if depot_name not in problems]
+    for place, depot_name in enumerate(sound, 1):
+        depot, hand_on = depots[depot_name], place < len(sound)
+        taken = await _give(depot, name, offset, source, hand_on)
+        if taken.problem is not None and source is not piece:
+            taken = await _give(depot, name, offset, piece, hand_on)
+        if taken.problem is not None:
+            problems.setdefault(depot_name, taken.problem)
+        else:
+            source = taken.onward
+
+
+async def _give(depot: Any, name: str, offset: int, source: Any, hand_on: bool) -> Taken:
     import ray
 
     from vime.ray.hosting import described
 
-    def put() -> Any:
-        import numpy
+    try:
+        taken: Taken = await depot.write.remote(name, offset, source, hand_on)
+    except ray.exceptions.RayError as error:
+        return Taken(described(error))
+    return taken
 
-        return ray.put(numpy.fromfile(path, numpy.uint8, count, offset=offset))
 
-    chunk = await anyio.to_thread.run_sync(put)
+def _put(data: Any) -> Any:
+    """Copy data into this node's object store."""
+    import ray
 
-    async def give(depot_name: str, depot: Any) -> None:
-        try:
-            problem = await depot.write.remote(name, offset, chunk)
-        except ray.exceptions.RayError as error:
-            problem = described(error)
-        if problem is not None:
-            problems.setdefault(depot_name, problem)
-
-    sound = {n: depot for n, depot in depots.items() if n not in problems}
-    await asyncio.gather(*(give(n, depot) for n, depot in sound.items()))
+    return ray.put(data)
 
 
 def travelling_files(path: Path, owned: bool) -> dict[str, FileFacts]:

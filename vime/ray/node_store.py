@@ -7,7 +7,7 @@ was announced, and only then becomes visible under its name.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -16,14 +16,14 @@ from typing import Any
 import anyio.to_thread
 
 from vime.eval.contracts import Snapshot
-from vime.eval.snapshot.export import AlreadyWritten
-from vime.eval.snapshot.files import free_bytes, write_at
+from vime.eval.snapshot.files import free_bytes
 from vime.eval.snapshot.staging import Staging, remove_tree
 from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.store import Draft, SnapshotStore
 from vime.fsm.encode import encode
 from vime.fsm.record import FIELDS, Record
 from vime.fsm.trace import Trace
+from vime.ray.arriving import ArrivingFile
 from vime.rollout.checkpoint_eval import EvalSkip
 
 #: Room that must be left beside what is to arrive, in bytes: manifests, other people's files.
@@ -50,20 +50,30 @@ class FileFacts:
 
 @dataclass(eq=False)
 class _Arrival:
-    """A snapshot that is being received; ``open``: name → the file's descriptor."""
+    """A snapshot that is being received: the capture of what has come; ``open``: name → file."""
 
     snapshot: Snapshot
     draft: Draft
     files: dict[str, FileFacts]
-    open: dict[str, int] = field(default_factory=dict)
+    open: dict[str, ArrivingFile] = field(default_factory=dict)
 
     def close(self) -> None:
         """Close every file, which has then the times of the original."""
-        for name, descriptor in self.open.items():
-            changed_ns = self.files[name].changed_ns
-            os.utime(descriptor, ns=(changed_ns, changed_ns))
-            os.close(descriptor)
+        for name, file in self.open.items():
+            file.close(self.files[name].changed_ns)
         self.open.clear()
+
+    def write(self, directory: Path) -> Mapping[str, str]:  # noqa: ARG002 -- it lies there
+        """The digests of the tensors that were digested on their way."""
+        digests: dict[str, str] = {}
+        for file in self.open.values():
+            digests |= file.digests()
+        self.close()
+        return digests
+
+    def release(self) -> None:
+        """Hold nothing."""
+        self.close()
 
 
 class NodeStore:
@@ -80,9 +90,11 @@ class NodeStore:
     def __init__(self, root: Path, run_id: str, node: str, keep: int, verify: str = FULL) -> None:
         self._root = root
         self._run_id = run_id
+        self._verify = verify
         self._trace = Trace(None, run_id, node)
         self._trace.subscribe(self._note)
         self._records: list[bytes] = []
+        self._num_forgotten = 0
         self._store = SnapshotStore(
             root, run_id=run_id, trace=self._trace, base=None, keep=keep, verify=verify
         )
@@ -110,10 +122,11 @@ class NodeStore:
             if manifest.run_id == self._run_id:  # the original is on the driver's node
                 remove_tree(path)
 
-    def take_records(self) -> list[bytes]:
-        """The lines of the trace since the last call."""
-        records, self._records = self._records, []
-        return records
+    def records(self, num_known: int) -> list[bytes]:
+        """The lines of the trace but the first ``num_known``, which nobody needs any more."""
+        del self._records[: num_known - self._num_forgotten]
+        self._num_forgotten = num_known
+        return list(self._records)
 
     # -- arriving ----------------------------------------------------------------------------
 
@@ -136,7 +149,7 @@ class NodeStore:
         self._arrival = _Arrival(snapshot, draft, files)
         try:
             for name, file in files.items():
-                self._arrival.open[name] = _new_file(draft.directory, name, file.size)
+                self._arrival.open[name] = self._new_file(draft.directory, name, file.size)
         except OSError as error:
             self._drop_arrival(f"export_failed: {error.strerror}")
             raise NotReceived(f"{self._root}: {error.strerror}") from error
@@ -149,14 +162,16 @@ class NodeStore:
         """
         if self._arrival is None:
             raise NotReceived("it was given up meanwhile")
-        descriptor = self._arrival.open[name]
+        file = self._arrival.open[name]
         try:
-            await anyio.to_thread.run_sync(write_at, descriptor, data, offset)
+            await anyio.to_thread.run_sync(file.write, data, offset)
         except OSError as error:
             raise NotReceived(f"{self._root}: {error.strerror}") from error
 
     async def seal(self) -> None:
-        """Read everything through, and let the snapshot be seen if it is what was announced.
+        """Let the snapshot be seen if it is what was announced.
+
+        What could not be digested on its way is read once more.
 
         Raises:
             NotReceived: it is not.
@@ -164,9 +179,8 @@ class NodeStore:
         arrival, self._arrival = self._arrival, None
         if arrival is None:
             raise NotReceived("it was given up meanwhile")
-        arrival.close()
         try:
-            found = await self._store.seal(arrival.draft, AlreadyWritten())
+            found = await self._store.seal(arrival.draft, arrival)
         except EvalSkip as skip:
             raise NotReceived(f"{skip.reason}: {skip.detail}") from skip
         wanted = arrival.snapshot
@@ -197,6 +211,12 @@ class NodeStore:
         """Let go of one lease."""
         self._leases[weight_version].pop().__exit__(None, None, None)
 
+    def _new_file(self, directory: Path, name: str, size: int) -> ArrivingFile:
+        parts = PurePosixPath(name)
+        assert not parts.is_absolute(), name
+        assert ".." not in parts.parts, name
+        return ArrivingFile(directory / parts, size, digests=self._verify == FULL)
+
     def _check_space(self, num_bytes: int) -> None:
         free = free_bytes(self._root)
         if free < num_bytes + _MARGIN_BYTES:
@@ -214,18 +234,3 @@ class NodeStore:
 
     def _note(self, record: Record) -> None:
         self._records.append(encode({name: getattr(record, name) for name in FIELDS}))
-
-
-def _new_file(directory: Path, name: str, size: int) -> int:
-    parts = PurePosixPath(name)
-    assert not parts.is_absolute(), name
-    assert ".." not in parts.parts, name
-    path = directory / parts
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.truncate(descriptor, size)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
