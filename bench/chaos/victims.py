@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import psutil
 
+from vime.eval.fleet import api_server
 from vime.eval.processes import keeper
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ MARK = "VIME_CHAOS_RUN"
 #: Seconds within which nothing may be left of what was killed.
 GONE_S = 10.0
 
-_SERVER, _CORE, _WORKER = "vllm.entrypoints.openai.api_server", "VLLM::EngineCore", "VLLM::Worker"
+_SERVER, _CORE, _WORKER = api_server.__name__, "VLLM::EngineCore", "VLLM::Worker"
 _ROUTER, _RUNNER = ("vllm::router", "vllm_router.launch_router"), "vime actor"
 
 _TITLES = {

@@ -29,6 +29,7 @@ def option(argv: list[str], name: str) -> str:
 
 def test_an_engine_listens_on_loopback_and_carries_the_guard_and_the_verified_load() -> None:
     argv = engine_argv(FLEET, 4711, ["0"])
+    assert argv[1:3] == ["-m", "vime.eval.fleet.api_server"]
     assert option(argv, "--host") == "127.0.0.1"
     assert option(argv, "--port") == "4711"
     assert option(argv, "--model") == "/models/base"

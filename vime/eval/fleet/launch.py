@@ -13,6 +13,7 @@ from typing import Protocol
 import httpx
 
 from vime.eval.config.engines import command_line
+from vime.eval.fleet import api_server
 from vime.eval.fleet.devices import allowed_cores, device_environment
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.fleet.vllm_plugin import CONTROL_TOKEN_VARIABLE, ControlGuard, VerifiedLoad
@@ -101,7 +102,7 @@ def engine_argv(settings: FleetSettings, port: int, gpus: list[str] | None) -> l
         port: where it listens.
         gpus: from :func:`vime.eval.fleet.devices.visible_gpus`.
     """
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = [sys.executable, "-m", api_server.__name__]
     argv += ["--model", str(settings.base.absolute()), "--served-model-name", settings.model]
     argv += ["--host", settings.host, "--port", str(port)]
     argv += ["--tensor-parallel-size", str(settings.num_gpus_per_engine)]
