@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -50,7 +51,8 @@ def recorded(seed: int) -> list[Record]:
     async def main() -> Desk:
         return await drive(rng, config, plans)
 
-    return run_virtual(main, seed).records
+    # On virtual time, too, both clocks of a record go together.
+    return [replace(r, wall_ns=r.mono_ns + 10**18) for r in run_virtual(main, seed).records]
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -83,6 +85,7 @@ FORGERIES: dict[str, Any] = {
     "reason": lambda record: "busy" if record.reason != "busy" else "crashed",
     "weight_version": lambda record: f"{record.weight_version}x",
     "mono_ns": lambda record: record.mono_ns + 10**16,
+    "wall_ns": lambda record: record.wall_ns - 10**11,
     "detail": lambda record: {
         name: value + 7 if name in ("duration_s", "pending", "stall_s") else value
         for name, value in record.detail.items()
@@ -102,7 +105,7 @@ def test_of_a_trace_in_which_one_record_was_changed_the_rerun_names_that_record(
             indices = [
                 n for n, r in enumerate(records) if (r.source, r.trigger) == ("pinning", "run")
             ]
-        elif field == "mono_ns":
+        elif field == "wall_ns":
             indices = list(range(1, len(records) - 1))
         else:
             indices = list(range(len(records)))
@@ -252,6 +255,58 @@ def test_of_a_resumed_run_a_changed_record_of_any_part_is_named() -> None:
         divergence = rerun([*records[:index], forged, *records[index + 1 :]]).divergence
         assert divergence is not None
         assert divergence.record == forged
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_whichever_moment_was_changed_and_however_little_the_rerun_names_its_record(
+    block: int,
+) -> None:
+    num_forged = 0
+    for seed in range(FIRST + block, FIRST + 40, 4):
+        rng = random.Random(f"moments {seed}")
+        records = recorded(seed)
+        for index, record in enumerate(records):
+            shift_s = rng.choice((-1, 1)) * math.exp(rng.uniform(math.log(1.1), math.log(1e7)))
+            forged = replace(record, mono_ns=record.mono_ns + int(shift_s * 1e9))
+            divergence = rerun([*records[:index], forged, *records[index + 1 :]]).divergence
+            what = f"VIME_SEED={seed}: record {index} moved by {shift_s} s: {divergence}"
+            if 0 < index < len(records) - 1:  # the run may have begun earlier, or ended later
+                assert divergence is not None, what
+            assert divergence is None or divergence.record == forged, what
+            num_forged += 1
+    assert num_forged > 100
+
+
+@pytest.mark.parametrize("name", ["rerun/real_run", "traces/resumed_real"])
+def test_of_a_real_trace_every_single_change_is_named(name: str) -> None:
+    rng = random.Random(name)
+    records = list(read_trace(Path(__file__).parents[1] / f"{name}.jsonl"))
+    of_runs: dict[str, list[int]] = {}
+    for index, record in enumerate(records):
+        if record.machine == "point":
+            of_runs.setdefault(record.run_id, []).append(index)
+    ends = {index for indices in of_runs.values() for index in (indices[0], indices[-1])}
+    fields = [name for name in FORGERIES if name != "detail"]
+    for index in (index for indices in of_runs.values() for index in indices):
+        field, record = rng.choice(fields), records[index]
+        changes = {field: FORGERIES[field](record)}
+        changes = changes if changes[field] != getattr(record, field) else {"trigger": "dispatched"}
+        shift_s = rng.choice((-1, 1)) * math.exp(rng.uniform(math.log(1.1), math.log(1e7)))
+        for change in (changes, {"mono_ns": record.mono_ns + int(shift_s * 1e9)}):
+            forged = replace(record, **change)
+            divergence = rerun([*records[:index], forged, *records[index + 1 :]]).divergence
+            may_pass = index in ends and change.keys() <= {"mono_ns", "wall_ns"}
+            assert divergence is not None or may_pass, (record, change)
+            assert divergence is None or divergence.record == forged, (change, divergence)
+
+
+def test_a_wall_clock_that_was_set_or_is_absent_says_nothing() -> None:
+    records = three_points()
+    hour = 3600 * 10**9
+    for since in range(len(records)):
+        late = [replace(r, wall_ns=r.wall_ns + hour) for r in records[since:]]
+        assert rerun([*records[:since], *late]).divergence is None
+    assert rerun([replace(r, wall_ns=0) for r in records]).divergence is None
 
 
 def test_a_trace_that_was_written_by_hand_diverges_where_no_dispatcher_would_go(

@@ -29,6 +29,7 @@ from vime.eval.rerun.collaborators import (
     RecordedStore,
 )
 from vime.eval.rerun.compare import compare
+from vime.eval.rerun.moments import backwards, displaced
 from vime.eval.rerun.script import Act, Cue, Script
 from vime.fsm.record import Record
 from vime.fsm.replay import Divergence
@@ -74,19 +75,49 @@ def rerun(records: Iterable[Record], tolerance_s: float = TOLERANCE_S) -> Rerun:
             runs.setdefault((record.run_id, record.node), []).append(record)
     total = Rerun()
     for of_run in runs.values():
-        points = [r for r in of_run if r.machine == "point"]
-        if not points:
+        if not any(record.machine == "point" for record in of_run):
             continue
         total.num_runs += 1
-        total.divergence = _backwards(points)
-        if total.divergence is None:
-            stage = Stage(Script(of_run), tolerance_s)
-            total.divergence = _on_virtual_time(stage)
-            total.num_records += stage.num_matched
-            total.num_points += len(stage.script.parts)
+        of_it = _of_run(of_run, tolerance_s)
+        total.num_records += of_it.num_records
+        total.num_points += of_it.num_points
+        total.divergence = _at_its_root(of_run, of_it.divergence, tolerance_s)
         if total.divergence is not None:
             break
     return total
+
+
+def _of_run(records: list[Record], tolerance_s: float) -> Rerun:
+    divergence = backwards([record for record in records if record.machine == "point"])
+    if divergence is not None:
+        return Rerun(divergence=divergence)
+    stage = Stage(Script(records), tolerance_s)
+    divergence = _on_virtual_time(stage)
+    return Rerun(stage.num_matched, len(stage.script.parts), divergence=divergence)
+
+
+def _at_its_root(
+    records: list[Record], divergence: Divergence | None, tolerance_s: float
+) -> Divergence | None:
+    """The record with a false moment, rather than another one that diverges because of it.
+
+    That it is the cause is proven where all comes out as recorded once the record stands at the
+    moment of its wall clock. Where nothing diverged but two clocks contradict each other, the
+    record is false all the same; only at either end of a run the wall clock may just have been set.
+    """
+    odd = displaced(records, tolerance_s)
+    if odd is None:
+        return divergence
+    index, restored = odd
+    if divergence is None:
+        is_certain = 0 < index < len(records) - 1
+    else:
+        repaired = [*records[:index], restored, *records[index + 1 :]]
+        is_certain = _of_run(repaired, tolerance_s).divergence is None
+    if not is_certain:
+        return divergence
+    expected = f"{restored.mono_ns}, by its wall clock"
+    return Divergence(records[index], "mono_ns", expected, str(records[index].mono_ns))
 
 
 def _on_virtual_time(stage: Stage) -> Divergence | None:
@@ -100,17 +131,6 @@ def _on_virtual_time(stage: Stage) -> Divergence | None:
         if others is not None or bugs is None or stage.cue is None:
             raise
         return stage.failed(bugs)
-
-
-def _backwards(points: list[Record]) -> Divergence | None:
-    """A monotonic clock never goes back: the record that stands out, if it does."""
-    for index in range(1, len(points)):
-        before, record = points[index - 1], points[index]
-        if record.mono_ns < before.mono_ns:
-            earlier = points[index - 2].mono_ns if index > 1 else before.mono_ns
-            odd = before if earlier <= record.mono_ns else record
-            return Divergence(odd, "mono_ns", "a clock that never goes back", str(odd.mono_ns))
-    return None
 
 
 class Stage:
