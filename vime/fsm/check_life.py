@@ -31,8 +31,11 @@ class LifeRule(Rule):
     def feed(self, record: Record) -> Iterable[Violation]:
         """Watch one record; see :class:`Rule`."""
         key = key_of(record)
-        before = self._attempts.get(key)
-        self._attempts[key] = record.attempt
+        before = self._attempts.get(key, self.context.ended)
+        if record.dest in _ENDS:  # of those the context knows it
+            self._attempts.pop(key, None)
+        else:
+            self._attempts[key] = record.attempt
         if before is None:
             return ()
         is_next = record.source == NEW or (

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from math import isfinite
 
 from vime.fsm.check_rule import Context, Rule, Run, Violation, number, run_of
-from vime.fsm.lives import Key, key_of
+from vime.fsm.lives import Key, begins_anew, key_of
 from vime.fsm.record import Record
-from vime.fsm.tables import NEW, POINT
+from vime.fsm.tables import POINT
 from vime.fsm.text import clean, duration
 
 _GRACE_S = 5.0
@@ -29,21 +29,15 @@ class EndsRule(Rule):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.pending: dict[tuple[str, str], Record] = {}
-        self._ended: dict[Key, int] = {}
 
     def feed(self, record: Record) -> Iterable[Violation]:
         """Watch one record; see :class:`Rule`."""
-        key = key_of(record)
-        attempt = self._ended.get(key)
-        if attempt is not None:
-            if record.attempt > attempt and record.source == NEW:
-                del self._ended[key]
-            else:
-                return [self.broken(f"point {_name(record)} goes on after its end", record)]
+        attempt = self.context.ended
+        if attempt is not None and not begins_anew(record, attempt):
+            return [self.broken(f"point {_name(record)} goes on after its end", record)]
         point = record.node, record.id
         if record.dest in POINT.terminal:
             self.pending.pop(point, None)
-            self._ended[key] = record.attempt
         else:
             self.pending[point] = record
         return ()

@@ -18,7 +18,7 @@ class OrderRule(Rule):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._replay = Replay()
+        self._replay = Replay(brief=True)
         context.late = self._replay.late
         self._last: dict[Run, Record] = {}
 
@@ -30,6 +30,7 @@ class OrderRule(Rule):
         self._last[run] = record
         self.context.latest[record.node] = record.run_id
         divergence = self._replay.step(record)
+        self.context.ended = self._replay.ended
         missing = self._replay.missing
         if missing and last is not None:  # a trace without its beginning is no fault by itself
             lack = f"{count(missing, 'record')} of node {clean(record.node, 40)} missing before"

@@ -34,11 +34,13 @@ class Context:
     Attributes:
         late: the runs whose beginning the trace does not have.
         latest: node → the run that it wrote last; the ones before it were cut off.
+        ended: the life in which the present record's machine had come to its end before it.
     """
 
     def __init__(self) -> None:
         self.late: set[Run] = set()
         self.latest: dict[str, str] = {}
+        self.ended: int | None = None
 
     def is_latest(self, record: Record) -> bool:
         """Whether ``record`` is of the last run of its node."""

@@ -39,7 +39,7 @@ class _Events:
         self._filter = filter
         self._lives = Lives()
         self._arrows = Arrows()
-        self._rows: dict[Key, Row] = {}
+        self._rows: dict[Key, int] = {}
         self._processes: dict[str, int] = {}
         self._entered: dict[int, Record] = {}
         self._pending = 0
@@ -77,7 +77,7 @@ class _Events:
 
     def _instant(self, life: Life, record: Record, at_ns: int) -> Iterator[dict[str, Any]]:
         yield from self._row(life)
-        pid, tid = self._rows[life.key]
+        pid, tid = self._place(life.key)
         name = f"{record.trigger} rejected" if record.rejected else record.dest
         yield {
             "name": name,
@@ -96,7 +96,7 @@ class _Events:
         yield from self._row(effect)
         ends = ((arrow.cause, "s", arrow.from_ns), (effect.key, "f", arrow.to_ns))
         for key, phase, at_ns in ends:
-            pid, tid = self._rows[key]
+            pid, tid = self._place(key)
             binding = {"bp": "e"} if phase == "f" else {}
             yield {
                 "name": "cause",
@@ -118,7 +118,7 @@ class _Events:
         if not self._filter.in_time(span.start_ns, span.end_ns, self._lives.clock):
             return
         yield from self._row(life)
-        pid, tid = self._rows[life.key]
+        pid, tid = self._place(life.key)
         yield {
             "name": span.state,
             "cat": life.machine,
@@ -142,8 +142,11 @@ class _Events:
             pid = self._processes[life.machine] = len(self._processes) + 1
             yield _name("process_name", pid, 0, f"{life.machine}s")
         tid = len(self._rows) + 1
-        self._rows[life.key] = pid, tid
+        self._rows[life.key] = tid
         yield _name("thread_name", pid, tid, f"{life.machine} {life.id}")
+
+    def _place(self, key: Key) -> Row:
+        return self._processes[key[2]], self._rows[key]
 
     def _count(self, record: Record, at_ns: int) -> Iterator[dict[str, Any]]:
         if record.machine != "point" or record.rejected:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
+from sys import intern
 from typing import Any
 
 SCHEMA = 1
@@ -141,7 +142,9 @@ def record_of(fields: object) -> Record:
     if types not in _sound_types:
         _check_types(values)
         _sound_types.add(types)
-    record = Record(*values)
+    schema, table_hash, run_id, node, seq, machine, *rest = values
+    # Readers keep these with each machine: one string for all of its records, and not one each.
+    record = Record(schema, table_hash, intern(run_id), intern(node), seq, intern(machine), *rest)
     if not 0 <= record.seq < _SEQ_END:
         raise ValueError(f"seq is {record.seq}; 0 or more, and below 2**62, was expected")
     return record

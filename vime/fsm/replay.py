@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vime.fsm.lives import Key, begins_anew, key_of
 from vime.fsm.record import Record
@@ -59,17 +59,25 @@ class Present:
 class Replay:
     """Machines that are moved by triggers only, never by what a record says of their states.
 
+    Args:
+        brief: of a machine that has come to its end, keep only its state and its life. A long run
+            has many of them.
+
     Attributes:
         machines: where each stands, by key, in the order of their first records.
         num_records: how many records were replayed.
         missing: how many records of its node are lacking right before the last one.
         late: the runs, with their nodes, whose beginning the trace does not have.
+        ended: the life in which the machine of the last record had come to its end before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, brief: bool = False) -> None:
         self.machines: dict[Key, Present] = {}
         self.num_records = 0
         self.missing = 0
+        self.ended: int | None = None
+        self._brief = brief
+        self._ends: dict[tuple[str, int], Present] = {}
         self._next: dict[tuple[str, str], int] = {}
         self._node_next: dict[str, int] = {}
         self.late: set[tuple[str, str]] = set()
@@ -83,11 +91,15 @@ class Replay:
             return Divergence(record, "machine", " or ".join(TABLES), record.machine, missing)
         key = key_of(record)
         present = self.machines.get(key)
+        had_ended = present is not None and present.state in table.terminal
+        self.ended = present.attempt if present is not None and had_ended else None
         if present is None or begins_anew(record, present.attempt):
             # A machine that was born before the trace begins is taken over as it is found.
             late = (record.run_id, record.node) in self.late and record.source in table.states
             present = Present(record.source if late else NEW, record.attempt)
             self.machines[key] = present
+        elif had_ended and self._brief:
+            present = self.machines[key] = replace(present)
         expected = table.states[present.state].get(record.trigger)
         divergence = _compare(record, present.state, expected, missing)
         if divergence is None:
@@ -98,6 +110,9 @@ class Replay:
             present.state, present.since_seq = state, record.seq
         present.attempt = record.attempt
         present.weight_version = record.weight_version or present.weight_version
+        if self._brief and present.state in table.terminal:
+            end = present.state, present.attempt
+            self.machines[key] = self._ends.setdefault(end, Present(*end))
         return divergence
 
     def _count(self, record: Record) -> int:
@@ -134,8 +149,11 @@ def replay(
     Args:
         records: the trace.
         counts: whether a divergence at this record is to be reported.
+
+    Returns:
+        The replay, a brief one, and the divergence.
     """
-    run = Replay()
+    run = Replay(brief=True)
     for record in records:
         divergence = run.step(record)
         if divergence is not None and counts(record):

@@ -22,6 +22,8 @@ Address = tuple[str, str, int]
 
 _STRETCH = 3
 _MAX_LINKS = 200
+_SPARE = 4
+"""How many times more machines are kept than asked for, before the earlier ones are dropped."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,12 @@ def _shortened(stretch: list[Address]) -> list[_Step]:
 class _Finder:
     """The first pass: the causes of all records, and which records the machines have."""
 
-    def __init__(self, machines: Collection[str], ids: frozenset[str] | None) -> None:
+    def __init__(
+        self, machines: Collection[str], ids: frozenset[str] | None, last: int | None
+    ) -> None:
         self._machines = machines
         self._ids = ids
+        self._last = last
         self._attempts: dict[Key, int] = {}
         self.causes = Causes()
         self.own: dict[Key, array[int]] = {}
@@ -183,6 +188,9 @@ class _Finder:
             self.own.pop((left_by, *key[1:]), None)
         self._attempts[key] = record.attempt
         self.own.setdefault(key, array("q")).append(record.seq)
+        if self._last and len(self.own) > _SPARE * len(self._machines) * self._last:
+            self.own = _latest(self.own, self._last)
+            self._attempts = {key: self._attempts[key] for key in self.own}
 
 
 def stories(
@@ -204,7 +212,7 @@ def stories(
         max_steps: how far to go back.
         last: only so many of the latest machines of a kind.
     """
-    finder = _Finder(machines, frozenset(ids) or None)
+    finder = _Finder(machines, frozenset(ids) or None, last)
     for record in trace:
         finder.add(record)
     own = _latest(finder.own, last) if last else finder.own

@@ -105,11 +105,17 @@ def read_lives(
     asked = filter_of(args)
     lives = lives_of(trace, machines=machines, keep=asked.wants_life, last=args.last or None)
     tell_problems(trace)
-    for machine, number in lives.num_dropped.items():
-        text = f"{count(number, f'earlier {machine}')} left out; --last 0 shows all"
-        sys.stderr.write(f"vime: {text}\n")
+    tell_left_out(lives.num_dropped)
     shown = [life for machine in machines for life in lives.of(machine)]
     return lives, [life for life in shown if asked.wants_life(life, lives.now_ns, lives.clock)]
+
+
+def tell_left_out(numbers: dict[str, int]) -> None:
+    """Say on stderr how many machines of a kind ``--last`` has left out."""
+    for machine, number in numbers.items():
+        if number:
+            text = f"{count(number, f'earlier {machine}')} left out; --last 0 shows all"
+            sys.stderr.write(f"vime: {text}\n")
 
 
 def filter_of(args: argparse.Namespace) -> Filter:

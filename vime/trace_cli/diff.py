@@ -12,6 +12,7 @@ from vime.fsm.text import clean, count, duration
 from vime.trace_cli import common
 
 _MAX_SHOWN = 10
+_MAX_SCORES = 50
 
 
 def setup(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,7 @@ def _side_as_json(side: Side) -> dict[str, object]:
 
 def _print(a: Behaviour, b: Behaviour, found: list[Difference]) -> None:
     if not found:
-        machines = count(len(a.histories), "machine")
+        machines = count(a.num_machines, "machine")
         sys.stdout.write(f"the behaviour is the same: {machines}, step by step\n")
     for i, difference in enumerate(found[:_MAX_SHOWN]):
         machine, name = difference.name
@@ -107,9 +108,11 @@ def _print_tables(a: Behaviour, b: Behaviour) -> None:
         out.print()
         rows = [
             [clean(point, 40), _scores(a.scores.get(point)), _scores(b.scores.get(point))]
-            for point in differing
+            for point in differing[:_MAX_SCORES]
         ]
         out.print(plain_table(("point", "A score", "B score"), rows))
+        if len(differing) > _MAX_SCORES:
+            out.print(f"and {count(len(differing) - _MAX_SCORES, 'more point')}; --json has all")
 
 
 def _scores(scores: dict[str, float] | None) -> str:

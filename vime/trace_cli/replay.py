@@ -9,10 +9,11 @@ from dataclasses import asdict
 from itertools import takewhile
 
 from vime.fsm.filters import Filter, Moment
-from vime.fsm.lives import TraceClock
+from vime.fsm.lives import Key, TraceClock
 from vime.fsm.read import TraceFile
 from vime.fsm.record import Record
-from vime.fsm.replay import Divergence, Replay, replay, replay_until
+from vime.fsm.replay import Divergence, Present, Replay, replay, replay_until
+from vime.fsm.tables import TABLES
 from vime.fsm.text import clean, count
 from vime.trace_cli import common
 
@@ -22,6 +23,7 @@ def setup(parser: argparse.ArgumentParser) -> None:
     common.add_file(parser)
     common.add_json(parser)
     common.add_filters(parser)
+    common.add_last(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--at",
@@ -124,6 +126,12 @@ def _print_states(args: argparse.Namespace, trace: TraceFile) -> int:
         where = ":".join(str(part) for part in args.at if part is not None)
         raise common.UsageError(f"{args.file}: no record {where} in this trace")
     asked = common.filter_of(args)
+    shown = {
+        key: present
+        for key, present in replayed.machines.items()
+        if asked.wants_machine(key[2], key[3])
+        and (not asked.states or present.state in asked.states)
+    }
     states = [
         {
             "run": key[0],
@@ -135,9 +143,7 @@ def _print_states(args: argparse.Namespace, trace: TraceFile) -> int:
             "attempt": present.attempt,
             "weight_version": present.weight_version,
         }
-        for key, present in replayed.machines.items()
-        if asked.wants_machine(key[2], key[3])
-        and (not asked.states or present.state in asked.states)
+        for key, present in _latest(shown, args.last)
     ]
     if args.json:
         common.write_json({"records": replayed.num_records, "machines": states})
@@ -150,6 +156,18 @@ def _print_states(args: argparse.Namespace, trace: TraceFile) -> int:
     out.print(f"after {count(replayed.num_records, 'record')}")
     out.print(plain_table(("machine", "id", "state", "since seq", "weights"), rows))
     return common.OK
+
+
+def _latest(machines: dict[Key, Present], last: int) -> Iterator[tuple[Key, Present]]:
+    """All that go on, and the latest ``last`` of a kind that have ended; 0: all of them."""
+    ended: dict[str, list[Key]] = {}
+    for key, present in machines.items():
+        if key[2] in TABLES and present.state in TABLES[key[2]].terminal:
+            ended.setdefault(key[2], []).append(key)
+    dropped = {machine: keys[:-last] if last else [] for machine, keys in ended.items()}
+    common.tell_left_out({machine: len(keys) for machine, keys in dropped.items()})
+    left_out = {key for keys in dropped.values() for key in keys}
+    return (item for item in machines.items() if item[0] not in left_out)
 
 
 def _replayed_to(place: tuple[str | None, int] | Moment, trace: TraceFile) -> tuple[Replay, bool]:
