@@ -206,6 +206,26 @@ def test_timeline_zooms_and_chooses(vime: Vime, sound: Path) -> None:
     (life,) = vime.json("timeline", sound, "--point", "10")
     assert life["spans"][0] == {"state": "queued", "start_s": 31.0, "end_s": 32.0}
     assert vime("timeline", sound, "--point", "7").startswith("nothing to show")
+    assert vime("show", sound, "--point", "7").splitlines()[1].startswith("nothing to show")
+
+
+@pytest.mark.parametrize("columns", [1, 20, 40, 80])
+@pytest.mark.parametrize("command", ["show", "stats", "replay --at 30"])
+def test_a_narrow_terminal_cuts_no_column_of_a_table(
+    vime: Vime, sound: Path, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    name, *options = command.split()
+
+    def words() -> list[str]:
+        found = vime(name, sound, *options).split()
+        return [word for word in found if word[:1].isalnum() and ":" not in word]
+
+    wide = words()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = "".join(words())
+    heads = "state", "queue", "score", "skipped", "weights", "machine", "p99", "since"
+    assert all(head in told for head in heads if head in wide)
+    assert "…" not in vime(name, sound, *options)
 
 
 def test_only_the_latest_machines_are_shown_unless_all_are_asked_for(

@@ -35,7 +35,7 @@ from vime.eval.config import EvalConfig
 from vime.eval.contracts import EngineProof, EvalOutput, EvalPoint, PinProof, Snapshot
 from vime.eval.dispatcher import EvalDispatcher
 from vime.eval.outcomes import trackers
-from vime.fsm import trace as trace_module
+from vime.fsm import journal_file
 from vime.fsm.machine import TracedMachine
 from vime.fsm.tables import ENGINE
 from vime.fsm.trace import Trace
@@ -213,7 +213,7 @@ def child(root: Path, kill_at: int, seed: int, answer: int) -> None:
     """Never returns."""
     moments = Moments(root, kill_at)
     sys.addaudithook(moments.audit)
-    file_class = trace_module._JournalFile
+    file_class = journal_file.JournalFile
     file_class.write = moments.around(file_class.write)  # type: ignore[method-assign]
     told = moments.around(os.write)
     trackers.os = SimpleNamespace(**vars(os) | {"write": told})  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from vime.fsm.filters import Filter
 from vime.fsm.lives import Key, Life, Lives, lives_of, scores_of
 from vime.fsm.read import TraceFile
 from vime.fsm.render import LOOKS
-from vime.fsm.sentences import message_in, sentence
+from vime.fsm.sentences import message_in
 from vime.fsm.tables import POINT
 from vime.fsm.text import clean, count, duration, headline
 from vime.fsm.why import Link, stories
@@ -72,9 +72,8 @@ def _chains(trace: TraceFile) -> dict[Key, list[dict[str, Any]]]:
 
 
 def _link(link: Link) -> dict[str, Any]:
-    skipped = f" ({link.skipped} records of it in between)" if link.skipped else ""
     return {
-        "text": sentence(link.record) + skipped,
+        "text": str(link),
         "ms": link.at_ns / 1e6,
         "crosses": link.crosses,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +36,9 @@ _SHORT = {"queued": "queue", "exporting": "export", "pinning": "pin", "running":
 _UNKNOWN = ("?", "?", "white")
 _END_STYLE = {"done": "green", "skipped": "red", "lost": "red", "invalid": "red"}
 _LONGEST_LABEL = 24
+_PADDING = (0, 2, 0, 0)
+_FOLDED = 20
+"""Columns that a text keeps before it is folded: a reason, a state, a weight version."""
 
 
 def run_line(lives: Lives) -> Text:
@@ -109,7 +113,7 @@ def timeline(lives: Sequence[Life], start_ns: int, end_ns: int, width: int, *, a
         text.append("\n")
     end = duration(end_ns)
     text.append(f"{'':<{label_width}} {duration(start_ns):<{bar_width - len(end)}}{end}\n")
-    _append_legend(text, lives, end_ns, ascii)
+    _append_legend(text, lives, end_ns, width, ascii)
     return text
 
 
@@ -140,12 +144,18 @@ def bar(life: Life, start_ns: int, end_ns: int, width: int) -> list[str | None]:
     return [max(states, key=states.__getitem__) if states else None for states in filled]
 
 
-def _append_legend(text: Text, lives: Iterable[Life], now_ns: int, ascii: bool) -> None:
+def _append_legend(text: Text, lives: Iterable[Life], now_ns: int, width: int, ascii: bool) -> None:
     seen = dict.fromkeys(span.state for life in lives for span in life.all_spans(now_ns))
+    used = 0
     for state in sorted(seen, key=lambda state: list(LOOKS).index(state) if state in LOOKS else 99):
         block, letter, style = LOOKS.get(state, _UNKNOWN)
+        name = clean(state)
+        if used and used + 2 + len(name) > width:
+            text.append("\n")
+            used = 0
         text.append(letter if ascii else block, style=style)
-        text.append(f" {clean(state)}  ")
+        text.append(f" {name}  ")
+        used += 4 + len(name)
 
 
 def score_text(point: Life) -> str:
@@ -166,11 +176,21 @@ def _living_states() -> list[str]:
     return [state for state in POINT.states if state != NEW and state not in POINT.terminal]
 
 
+def least_width(table: Table) -> int:
+    """The columns that ``table`` needs, lest a number or a name in it be cut."""
+    needed = 0
+    for column in table.columns:
+        texts = (column.header, *column.cells)
+        longest = max(cell_len(text if isinstance(text, str) else str(text)) for text in texts)
+        needed += (longest if column.no_wrap else min(longest, _FOLDED)) + _PADDING[1]
+    return needed
+
+
 def plain_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
 ) -> Table:
     """A table of texts; the columns of ``right`` are numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
+    table = Table(box=None, padding=_PADDING, header_style="bold underline")
     numbers = set(right)
     for i, head in enumerate(heads):
         if i in numbers:
@@ -183,7 +203,7 @@ def plain_table(
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
+    table = Table(box=None, padding=_PADDING, header_style="bold underline")
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table

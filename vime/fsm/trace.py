@@ -6,77 +6,23 @@ appending, so that ``kill -9`` can lose nothing that had begun, and tear the las
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import stat
 import threading
 import time
 from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
-import structlog
-
-from vime.fsm.encode import encode
 from vime.fsm.record import CONTINUES, FIELDS, SCHEMA, Record
 from vime.fsm.tables import table_hash
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from vime.fsm.journal_file import Journal, JournalFile
 
 __all__ = ["FIELDS", "SCHEMA", "Listener", "Record", "Trace"]
 
 Listener = Callable[[Record], None]
-
-
-class _JournalFile(FileIO):
-    """Unbuffered, so that a line is one ``write``; never glues a line to a torn one."""
-
-    def __init__(self, path: Path) -> None:
-        """Open for appending, readable by its owner alone."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        super().__init__(os.open(path, flags, 0o600), "r+")
-        info = os.fstat(self.fileno())
-        self._torn = False
-        if stat.S_ISREG(info.st_mode):
-            if info.st_mode & 0o077 and info.st_uid == os.geteuid():
-                os.fchmod(self.fileno(), 0o600)
-            last = os.pread(self.fileno(), 1, info.st_size - 1) if info.st_size else b"\n"
-            self._torn = last != b"\n"
-
-    def write(self, line: ReadableBuffer, /) -> int:
-        data = bytes(line)
-        if self._torn:  # a crash or a full disk cut the line before this one
-            data = b"\n" + data
-        written = super().write(data)
-        self._torn = written < len(data)
-        if self._torn:
-            raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written", self.name)
-        return written
-
-
-class _Journal(structlog.BoundLoggerBase):
-    """The structlog logger of a trace: an event is a record, and has no level."""
-
-    def append(self, record: Record) -> None:
-        self._proxy_to_logger("msg", **{name: getattr(record, name) for name in FIELDS})
-
-
-def _journal(file: _JournalFile) -> _Journal:
-    logger = structlog.wrap_logger(
-        structlog.BytesLogger(file),
-        processors=[structlog.processors.JSONRenderer(serializer=_render)],
-        wrapper_class=_Journal,
-        context_class=dict,
-    )
-    return cast(_Journal, logger.bind())
-
-
-def _render(event: dict[str, Any], **_: Any) -> bytes:
-    return encode(event)
 
 
 class Trace:
@@ -123,8 +69,13 @@ class Trace:
         self._lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._hash = table_hash()
-        self._file = None if path is None else _JournalFile(path)
-        self._log = None if self._file is None else _journal(self._file)
+        self._file: JournalFile | None = None
+        self._log: Journal | None = None
+        if path is not None:
+            from vime.fsm import journal_file  # structlog is slow to load, and readers need none
+
+            self._file = journal_file.JournalFile(path)
+            self._log = journal_file.journal(self._file)
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with each later record, on the thread that wrote it.

@@ -16,6 +16,7 @@ from itertools import islice
 from vime.fsm.lives import Key, TraceClock, begins_anew, key_of
 from vime.fsm.record import Record, cause_of, taken_up_from
 from vime.fsm.sentences import sentence
+from vime.fsm.text import count
 
 Address = tuple[str, str, int]
 """Run, node and ``seq`` of a record."""
@@ -45,7 +46,8 @@ class Link:
     def __str__(self) -> str:
         """The link in words."""
         text = sentence(self.record)
-        return f"{text} ({self.skipped} records of it in between)" if self.skipped else text
+        left_out = f" ({count(self.skipped, 'record')} of it in between)"
+        return f"{text}{left_out}" if self.skipped else text
 
 
 @dataclass(frozen=True)

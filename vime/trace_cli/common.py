@@ -18,10 +18,13 @@ from vime.fsm.text import clean, count
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 OK = 0
 FAULT = 1
 _PIPE_WIDTH = 140
+
+NOTHING = "nothing to show: no machine of the trace fits"
 
 EPILOG = "Exit status: 0 fine, 1 the trace shows a fault, 2 bad usage or unreadable input."
 
@@ -213,6 +216,16 @@ def console() -> Console:
 
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     return Terminal(width=wide, highlight=False, markup=False, emoji=False)
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table whole: where the terminal is too narrow, it wraps the lines itself."""
+    from vime.fsm.render import least_width
+
+    before = out.width
+    out.width = max(before, least_width(table))
+    out.print(table, crop=False)
+    out.width = before
 
 
 def is_ascii(out: Console) -> bool:

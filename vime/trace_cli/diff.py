@@ -98,7 +98,7 @@ def _print_tables(a: Behaviour, b: Behaviour) -> None:
     if rows:
         out.print()
         heads = ("machine", "state", "A count", "A p50", "A max", "B count", "B p50", "B max")
-        out.print(plain_table(heads, rows, right=range(2, 8)))
+        common.print_table(out, plain_table(heads, rows, right=range(2, 8)))
     differing = [
         point
         for point in dict.fromkeys([*a.scores, *b.scores])
@@ -110,7 +110,7 @@ def _print_tables(a: Behaviour, b: Behaviour) -> None:
             [clean(point, 40), _scores(a.scores.get(point)), _scores(b.scores.get(point))]
             for point in differing[:_MAX_SCORES]
         ]
-        out.print(plain_table(("point", "A score", "B score"), rows))
+        common.print_table(out, plain_table(("point", "A score", "B score"), rows))
         if len(differing) > _MAX_SCORES:
             out.print(f"and {count(len(differing) - _MAX_SCORES, 'more point')}; --json has all")
 

@@ -154,7 +154,7 @@ def _print_states(args: argparse.Namespace, trace: TraceFile) -> int:
     rows = [[str(state[name] or "") for name in columns] for state in states]
     out = common.console()
     out.print(f"after {count(replayed.num_records, 'record')}")
-    out.print(plain_table(("machine", "id", "state", "since seq", "weights"), rows))
+    common.print_table(out, plain_table(("machine", "id", "state", "since seq", "weights"), rows))
     return common.OK
 
 

@@ -48,14 +48,16 @@ def _print(lives: Lives, points: list[Life], engines: list[Life]) -> None:
     out.print(render.run_line(lives))
     if points:
         out.print()
-        out.print(render.points_table(points, lives.now_ns))
+        common.print_table(out, render.points_table(points, lives.now_ns))
         if notes := render.messages(points):
             out.print()
             out.print(notes)
     if engines:
         out.print()
-        out.print(render.engines_table(engines, lives.now_ns))
-    if points or engines:
+        common.print_table(out, render.engines_table(engines, lives.now_ns))
+    if not (points or engines) and lives.num_records:
+        out.print(common.NOTHING)
+    elif points or engines:
         out.print()
         both = [*points, *engines]
         out.print(render.timeline(both, 0, lives.now_ns, out.width, ascii=common.is_ascii(out)))

@@ -77,12 +77,12 @@ def _print(numbers: Stats) -> None:
     if rows:
         out.print()
         heads = ("machine", "state", "count", "p50", "p90", "p99", "max")
-        out.print(plain_table(heads, rows, right=range(2, 7)))
+        common.print_table(out, plain_table(heads, rows, right=range(2, 7)))
     if numbers.reasons:
         out.print()
         reasons = sorted(numbers.reasons.items(), key=lambda item: (-item[1], item[0]))
         rows = [[clean(machine, 20), clean(why, 60), str(n)] for (machine, why), n in reasons]
-        out.print(plain_table(("machine", "reason", "records"), rows, right=[2]))
+        common.print_table(out, plain_table(("machine", "reason", "records"), rows, right=[2]))
 
 
 def _cells(summary: Summary, unit_ns: float | None) -> list[str]:

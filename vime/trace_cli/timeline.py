@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     if shown:
         out.print(render.timeline(shown, start_ns, end_ns, out.width, ascii=common.is_ascii(out)))
     else:
-        out.print("nothing to show: no machine of the trace was asked for")
+        out.print(common.NOTHING)
     return common.OK

@@ -31,6 +31,7 @@ from vime.eval.rerun.collaborators import (
 from vime.eval.rerun.compare import compare
 from vime.eval.rerun.moments import backwards, displaced
 from vime.eval.rerun.script import Act, Cue, Script
+from vime.eval.rerun.virtual_time import MockClock, wait_all_tasks_blocked
 from vime.fsm.record import Record
 from vime.fsm.replay import Divergence
 from vime.fsm.trace import Trace
@@ -121,8 +122,6 @@ def _at_its_root(
 
 
 def _on_virtual_time(stage: Stage) -> Divergence | None:
-    from trio.testing import MockClock
-
     clock = MockClock(autojump_threshold=0)
     try:
         return anyio.run(stage.play, backend="trio", backend_options={"clock": clock})
@@ -192,7 +191,7 @@ class Stage:
                     return divergence
             else:
                 self._do(tasks, cue)
-            await anyio.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         return None
 
     def failed(self, error: BaseException) -> Divergence:
