@@ -358,6 +358,17 @@ async def test_an_engine_whose_pin_is_given_up_in_any_call_is_replaced_before_it
         assert desk.states("engine_0").count("dead") == 1
 
 
+async def test_of_calls_at_the_same_time_the_one_that_fails_ends_the_others() -> None:
+    world = World()
+    world.lives["engine_0"] = [
+        Life(faults={"/weight_info": hang, "/reset_mm_cache": fails(500, "no such cache")})
+    ]
+    async with open_desk(world, pin_timeout_s=1000, call_timeout_s=1000) as desk:
+        skip = await desk.skip(world.snapshot(40))
+        assert skip.reason == "pin_violation"
+        assert "/reset_mm_cache answered 500: no such cache" in skip.detail
+
+
 async def test_a_pin_of_a_fleet_that_was_shut_down_says_so_at_once() -> None:
     async with open_desk() as desk:
         pass

@@ -6,8 +6,9 @@ Every call either does what its name says or raises :class:`EngineFailure`; noth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -158,11 +159,15 @@ class Control:
 
     async def clear_caches(self) -> None:
         """Forget whatever was computed with other weights."""
+        caches = ("/reset_mm_cache", "/reset_encoder_cache")
+        await together(
+            self._clear_prefix_cache, *(partial(self._call, "POST", path) for path in caches)
+        )
+
+    async def _clear_prefix_cache(self) -> None:
         answer = await self._call("POST", "/reset_prefix_cache")
         if answer.get("success") is not True:
             raise EngineFailure("refused", f"/reset_prefix_cache answered {answer}")
-        await self._call("POST", "/reset_mm_cache")
-        await self._call("POST", "/reset_encoder_cache")
 
     async def token(self, timeout_s: float) -> Token:
         """Generate one greedy token; raises as :meth:`answer` does."""
@@ -230,6 +235,28 @@ class Control:
             said = f"{path} answered {response.status_code}: {_short(response.text)}"
             raise EngineFailure("refused", said)
         return response
+
+
+async def together(*calls: Callable[[], Awaitable[object]]) -> None:
+    """Make calls that do not depend on each other at the same time.
+
+    Raises:
+        EngineFailure: of the first one that failed; the others are given up.
+    """
+    failures: list[EngineFailure] = []
+
+    async def make(call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await call()
+        except EngineFailure as failure:
+            failures.append(failure)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(make, call)
+    if failures:
+        raise failures[0]
 
 
 def _tokens(answer: dict[str, Any], num_tokens: int) -> tuple[Token, ...]:

@@ -6,13 +6,14 @@ The same steps serve an engine of the fleet and a server that a user's backend l
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import anyio
 
 from vime.eval.contracts import Snapshot
 from vime.eval.fleet.agreement import NUM_TOKENS, PROMPTS
-from vime.eval.fleet.control import Control, EngineFailure, Loaded, Token
+from vime.eval.fleet.control import Control, EngineFailure, Loaded, Token, together
 from vime.fsm.canary import Canary
 
 
@@ -45,10 +46,7 @@ async def load_and_prove(
     path = str(snapshot.path.absolute())
     ranks = await control.load(path, snapshot.digest, snapshot.verify, timeout_s)
     check_loaded(ranks, snapshot, num_ranks)
-    await control.set_version(version)
-    if (found := await control.version()) != version:
-        raise EngineFailure("stale", f"its weight version is {found}, expected {version}")
-    await control.clear_caches()
+    await together(partial(_name_weights, control, version), control.clear_caches)
     await control.resume()
     canary = await _prove_finite(control, ranks, version, call_timeout_s)
     return {
@@ -59,6 +57,12 @@ async def load_and_prove(
         "canary": canary.as_detail(),
         "seconds": round(anyio.current_time() - began, 3),
     }
+
+
+async def _name_weights(control: Control, version: str) -> None:
+    await control.set_version(version)
+    if (found := await control.version()) != version:
+        raise EngineFailure("stale", f"its weight version is {found}, expected {version}")
 
 
 async def prove_token(control: Control, timeout_s: float, weight_version: str) -> Token:

@@ -1,15 +1,22 @@
-"""Reads a checkpoint's tensors one by one, and digests the very bytes that it hands out."""
+"""Reads a checkpoint's tensors one by one, and digests the very bytes that it hands out.
+
+Whoever loads them works meanwhile: a thread reads and digests the next ones.
+"""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from vime.eval.fleet.float_bits import holds_nan
 from vime.eval.fleet.host_memory import HostMemory
 from vime.eval.snapshot.files import open_regular
 from vime.eval.snapshot.manifest import ManifestTensor, combined_digest
@@ -18,6 +25,34 @@ from vime.eval.snapshot.weights import TensorInfo, dtype_name, read_weights
 
 if TYPE_CHECKING:
     import torch
+
+AHEAD_BYTES = 128 << 20
+"""How much is read before it is asked for; one tensor at any rate."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What became of reading a tensor: the digest of its bytes, and whether it holds a NaN."""
+
+    digest: str
+    with_nan: bool
+
+
+@dataclass
+class _Reading:
+    """A tensor on its way.
+
+    Attributes:
+        name: which.
+        num_bytes: its size.
+        data: the memory for it; let go of when it is given, for the thread remembers its last task.
+        found: what will be found in it.
+    """
+
+    name: str
+    num_bytes: int
+    data: torch.Tensor | None
+    found: Future[_Found] = field(default_factory=Future)
 
 
 class TensorReader:
@@ -63,16 +98,47 @@ class TensorReader:
             OSError: a file cannot be read.
             ValueError: a file became shorter, or holds a type that torch lacks.
         """
-        memory = HostMemory()
         places = sorted((info.file, info.start, name) for name, info in self._infos.items())
-        for _, _, name in places:
-            info = self._infos[name]
-            data = memory.take(info.num_bytes)
-            self._fill(_bytes_of(data), info)
-            tensor = data.view(_torch_dtype(info.dtype)).view(info.shape)
-            self._account(name, info, data, tensor)
-            yield name, tensor
-            del data, tensor  # the next one may have the memory, if the loader let go of it
+        names = deque(name for _, _, name in places)
+        memory = HostMemory()
+        ahead: deque[_Reading] = deque()
+        thread = ThreadPoolExecutor(1, "vime-reader", _use_every_core)
+
+        def read_ahead() -> None:
+            while names and self._has_room(ahead, names[0]):
+                ahead.append(self._begin(thread, memory, names.popleft()))
+
+        try:
+            read_ahead()
+            while ahead:
+                reading = ahead.popleft()
+                tensor = self._account(reading, reading.found.result())
+                read_ahead()
+                yield reading.name, tensor
+                del tensor  # another one may have the memory, if the loader let go of it
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+    def _has_room(self, ahead: deque[_Reading], name: str) -> bool:
+        num_bytes = sum(reading.num_bytes for reading in ahead)
+        return not ahead or num_bytes + self._infos[name].num_bytes <= AHEAD_BYTES
+
+    def _begin(self, thread: ThreadPoolExecutor, memory: HostMemory, name: str) -> _Reading:
+        num_bytes = self._infos[name].num_bytes
+        reading = _Reading(name, num_bytes, memory.take(num_bytes))
+        reading.found = thread.submit(self._read, reading)
+        return reading
+
+    def _read(self, reading: _Reading) -> _Found:
+        """Fill the memory, and look at what is in it; all of it leaves the interpreter lock."""
+        assert reading.data is not None, "it was not given yet"
+        info, content = self._infos[reading.name], reading.data.numpy()
+        self._fill(content.data, info)
+        if self._stamps is None:
+            digest = blake3(content.data, max_threads=blake3.AUTO).hexdigest()
+        else:
+            digest = self._stamps[reading.name]
+        return _Found(digest, holds_nan(info.dtype, content))
 
     def _fill(self, buffer: memoryview, info: TensorInfo) -> None:
         with open_regular(self._directory / info.file) as file:
@@ -83,22 +149,25 @@ class TensorReader:
                     raise ValueError(f"{info.file}: it became shorter while it was read")
                 position += count
 
-    def _account(
-        self, name: str, info: TensorInfo, data: torch.Tensor, tensor: torch.Tensor
-    ) -> None:
-        if self._stamps is None:
-            digest = blake3(_bytes_of(data), max_threads=blake3.AUTO).hexdigest()
-        else:
-            digest = self._stamps[name]
-        self.given[name] = ManifestTensor(info.dtype, info.shape, digest, info.file)
+    def _account(self, reading: _Reading, found: _Found) -> torch.Tensor:
+        """Enter a tensor that is given now."""
+        name, info = reading.name, self._infos[reading.name]
+        data, reading.data = reading.data, None
+        assert data is not None, "it is given once"
+        self.given[name] = ManifestTensor(info.dtype, info.shape, found.digest, info.file)
         self.num_bytes += info.num_bytes
-        if _holds_nan(tensor):
+        if found.with_nan:
             self.with_nan.append(name)
+        return data.view(_torch_dtype(info.dtype)).view(info.shape)
 
 
-def _bytes_of(data: torch.Tensor) -> memoryview:
-    """The memory of a one-dimensional uint8 tensor on the CPU."""
-    return cast(Any, data.numpy()).data  # type: ignore[no-any-return]
+def _use_every_core() -> None:
+    """Leave the core to which OpenMP has bound the model's main thread, and all that it starts.
+
+    The process above, which is not bound, tells which ones there are.
+    """
+    with contextlib.suppress(OSError):  # it has died, or is somebody else's
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
@@ -108,14 +177,3 @@ def _torch_dtype(dtype: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"a tensor of type {dtype}: this torch ({torch.__version__}) has none")
     return found
-
-
-def _holds_nan(tensor: torch.Tensor) -> bool:
-    """One pass without a copy: least and greatest of numbers among which is a NaN are NaN."""
-    import torch
-
-    if not tensor.is_floating_point() or not tensor.numel():
-        return False
-    if tensor.dtype.itemsize == 1:  # torch compares no 8-bit floats
-        tensor = tensor.to(torch.float32)
-    return any(math.isnan(end) for end in torch.aminmax(tensor))
