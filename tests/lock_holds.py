@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ from contextlib import contextmanager
 class LockHolds:
     """A victim thread that always wants the lock, as training does, and notes when it lacks it.
 
-    The victim spins. When it could not run for a while, somebody else had the lock: at most for
-    as long as the gap, and at most for the processor time that the suspect used meanwhile. The
-    lesser of the two is the suspect's hold: a gap in which another thread, or the scheduler, was
-    to blame does not count.
+    The victim spins. While it sleeps it waits for the lock: it waits for nothing else, and the time
+    in which it could run and was given no processor is no sleep (the kernel counts that apart). The
+    suspect had the lock at most for as long, and at most for the processor time that it used
+    meanwhile: when it was interrupted, the machine was to blame. The lesser of the two is its hold.
 
     Args:
         suspect: the thread under suspicion.
@@ -44,14 +45,17 @@ class LockHolds:
             victim.join()
 
     def _spin(self) -> None:
-        now, cpu = time.perf_counter_ns, self._suspect_cpu_ns
-        last, last_cpu = now(), cpu()
-        while not self._stop:
-            this, this_cpu = now(), cpu()
-            held_ms = min(this - last, this_cpu - last_cpu) / 1e6
-            if held_ms > 0.02:
-                self.holds_ms.append(held_ms)
-            last, last_cpu = this, this_cpu
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as statistics:  # noqa: PTH123
 
-    def _suspect_cpu_ns(self) -> int:
-        return time.clock_gettime_ns(self._clock)
+            def now() -> tuple[int, int]:
+                """This thread's time, but for its waits for a processor; and the suspect's."""
+                waited_ns = int(os.pread(statistics.fileno(), 64, 0).split()[1])
+                return time.perf_counter_ns() - waited_ns, time.clock_gettime_ns(self._clock)
+
+            last, last_cpu = now()
+            while not self._stop:
+                this, this_cpu = now()
+                held_ms = min(this - last, this_cpu - last_cpu) / 1e6
+                if held_ms > 0.02:
+                    self.holds_ms.append(held_ms)
+                last, last_cpu = this, this_cpu

@@ -92,7 +92,7 @@ def test_a_listed_trigger_moves_and_any_other_raises_changes_nothing_and_is_trac
 
 @every_table
 def test_the_library_underneath_knows_the_same_transitions_as_the_table(table: Table) -> None:
-    rules = machine_module._rules(table.name)
+    rules = machine_module._rules(table.name).machine
     known = {
         (source, trigger, transition.dest)
         for trigger, event in rules.events.items()

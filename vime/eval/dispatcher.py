@@ -25,6 +25,7 @@ from vime.eval.actor import LocalActor
 from vime.eval.assembly import Parts, assemble
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import Capture, EvalOutput, EvalPoint, Outcome
+from vime.eval.dispatch import considerate
 from vime.eval.dispatch.actor import DispatchActor
 from vime.eval.dispatch.call_checks import check_step, checked_point
 from vime.eval.dispatch.handle import EvalHandle
@@ -363,7 +364,8 @@ class EvalDispatcher(DrainedOnLeaving):
 
     def _run_thread(self) -> None:
         try:
-            anyio.run(self._main, backend="asyncio")
+            options = {"loop_factory": considerate.new_loop}
+            anyio.run(self._main, backend="asyncio", backend_options=options)
         except BaseException as error:
             if self._started.done():
                 log.exception("the dispatcher's thread ended by an error; evals have stopped")
