@@ -173,3 +173,25 @@ def test_a_loader_that_keeps_nothing_costs_the_memory_of_a_few_tensors(
     values = [int(tensor[-1]) for _, tensor in TensorReader(tmp_path)]
     assert sorted(values) == list(range(50))
     assert len(memory._pieces) <= 3
+
+
+def test_the_reading_thread_may_use_other_cores_than_the_one_that_the_loader_is_bound_to(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores: list[set[int]] = []
+    fill: Any = TensorReader._fill
+
+    def noted(reader: TensorReader, *args: Any) -> None:
+        cores.append(os.sched_getaffinity(0))
+        fill(reader, *args)
+
+    def load() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread alone
+        dict(TensorReader(checkpoints / "whole"))
+
+    monkeypatch.setattr(TensorReader, "_fill", noted)
+    loader = threading.Thread(target=load)
+    loader.start()
+    loader.join()
+    assert cores
+    assert all(found == os.sched_getaffinity(os.getppid()) for found in cores)
