@@ -87,9 +87,13 @@ async def open_desk(
     num_engines: int = 2,
     ready: bool = True,
     localize: Localize = at_home,
+    short: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Desk]:
-    """A supervisor that runs; afterwards nothing of it is left, and nobody wronged a suspect."""
+    """A supervisor that runs; afterwards nothing of it is left, and nobody wronged a suspect.
+
+    With ``short`` its requests do not pass httpx: see :class:`tests.fleet.world.ShortClient`.
+    """
     world = world or World()
     records: list[Record] = []
     desk = Desk(None, world, records)  # type: ignore[arg-type]
@@ -112,7 +116,7 @@ async def open_desk(
         trace,
         localize=localize,
         spawn=world.spawn,
-        make_client=world.make_client,
+        make_client=world.make_short_client if short else world.make_client,
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(desk.fleet.run)
