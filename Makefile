@@ -15,9 +15,12 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/inductor
 
 venv: $(STAMP)
 
+# Bytecode is made on all cores, which pip does not; some packages carry files that are no Python.
 $(STAMP): requirements/cpu.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		-r requirements/cpu.lock
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -63,7 +66,7 @@ test-fast: venv
 	$(BIN)/pytest -m "not real and not slow" -n 2 -q
 
 test-slow: venv
-	$(BIN)/pytest -m "slow and not real" -n 2 -q
+	$(BIN)/pytest -m "slow and not real" -n 2 --dist loadscope --no-loadscope-reorder -q
 
 test-real: venv
 	$(BIN)/pytest -m real -n 2 --dist loadscope --no-loadscope-reorder -q

@@ -1,7 +1,8 @@
-"""What all tests share: the machine, and what they inherit from whoever started them."""
+"""What all tests share: the machine, what they inherit from whoever started them."""
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,36 +19,54 @@ settings.load_profile("vime")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: The longest ones begin first, so that neither of two workers is left with one at the end.
-LONGEST_FIRST = ("fleet", "test_example_training", "chaos", "bench", "examples", "ray", "processes")
+#: The longest ones begin first, so that neither of two workers is left with one at the end: the
+#: folders of real tests, and the modules of slow ones.
+LONGEST_FIRST = (
+    *("fleet", "ray", "test_example_training", "bench", "chaos", "examples", "processes"),
+    *("test_demo_kills", "test_kills", "test_runs", "test_whole_runs", "test_benchmarks"),
+    *("test_eval", "test_whole_run", "test_exports"),
+)
+
+# Collecting imports and rewrites hundreds of modules, and hardly anything of it is garbage.
+gc.disable()
 
 
-class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
-    """One worker runs all tests of a folder: they share engines."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage again, but never look through what is there by now."""
+    gc.enable()
+    gc.freeze()
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
+    """One worker runs all tests of a group: they share engines, or what a module has made."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(nodeid)
+        return _group(nodeid, real=self.config.option.markexpr == "real")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling | None:
-    """``--dist loadscope`` means folders here."""
-    return FolderScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """``--dist loadscope`` means these groups here."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest groups of real tests first."""
+    """Put the longest groups of real and slow tests first."""
     items.sort(key=_order)
 
 
-def _group(nodeid: str) -> str:
-    """``fleet`` for a test in ``tests/fleet``, the module's name for one in ``tests`` itself."""
+def _group(nodeid: str, *, real: bool) -> str:
+    """A real test's is its folder; any other's, and one's in ``tests`` itself, is its module."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    return path.stem if path.parent.name == "tests" else path.parent.name
+    if not real or path.parent.name == "tests":
+        return path.stem
+    return path.parent.name
 
 
 def _order(item: pytest.Item) -> int:
-    group = _group(item.nodeid)
-    if not item.get_closest_marker("real") or group not in LONGEST_FIRST:
+    real = item.get_closest_marker("real") is not None
+    group = _group(item.nodeid, real=real)
+    if not (real or item.get_closest_marker("slow")) or group not in LONGEST_FIRST:
         return len(LONGEST_FIRST)
     return LONGEST_FIRST.index(group)
