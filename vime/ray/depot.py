@@ -27,8 +27,8 @@ from vime.ray.node_store import FileFacts, NodeStore, NotReceived
 STAGING_VARIABLE: Final = "VIME_EVAL_HF_DIR"
 
 CHUNK_BYTES: Final = 16 << 20
-#: Pieces under way at once: at most so many lie in each node's object store.
-_NUM_CHUNKS: Final = 6
+#: Pieces under way at once, beside one a node; all of them lie in the driver's object store.
+_NUM_CHUNKS: Final = 5
 _EDGE_BYTES: Final = 4096
 
 
@@ -212,7 +212,7 @@ class Sender:
             name → what went wrong, of the depots that have not got everything.
         """
         problems: dict[str, str] = {}
-        room = asyncio.Semaphore(_NUM_CHUNKS)
+        room = asyncio.Semaphore(_NUM_CHUNKS + len(depots))
 
         async def send_piece(name: str, offset: int, count: int) -> None:
             try:
