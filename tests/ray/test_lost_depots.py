@@ -11,8 +11,9 @@ import pytest
 from tests.ray.no_ray import World, running, verify, world
 from tests.snapshots import checkpoints
 from vime.eval.fleet.control import EngineFailure
-from vime.ray import depot
+from vime.ray import delivery, depot
 from vime.ray.depot import Depot, Taken
+from vime.ray.node_store import FileFacts
 
 __all__ = ["checkpoints", "verify", "world"]
 
@@ -76,6 +77,26 @@ async def test_a_lost_depot_is_news_of_a_lost_node_and_the_next_one_starts_afres
             async with deliveries(snapshot, 0):
                 pass
         assert caught.value.kind == "absent"
+
+
+async def test_a_node_that_cannot_be_reached_in_the_end_has_a_whole_trace(
+    world: World, checkpoints: Path
+) -> None:
+    world.engines = {0: "b"}
+    world.patch.setattr(delivery, "_CLOSE_S", 0.01)
+    async with running(world) as deliveries:
+        async with deliveries(await world.snapshot(checkpoints / "whole", 1), 0):
+            pass
+        hired = world.of("b")
+        second = await world.snapshot(checkpoints / "whole", 2)
+        await deliveries._ask("b", "begin", "b", second, {"a": FileFacts(1, 0)})
+
+        async def hang(method: str, *args: Any, **settings: Any) -> Any:
+            await anyio.sleep_forever()
+
+        world.patch.setattr(hired, "call", hang)
+    last = world.trace()[-1]
+    assert (last.id, last.trigger, last.reason) == ("step_2", "abandon", "node_lost")
 
 
 async def test_a_node_that_is_lost_while_an_engine_reads_there_has_a_whole_trace(

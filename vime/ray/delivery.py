@@ -269,10 +269,12 @@ class Deliveries:
                 await anyio.to_thread.run_sync(_end_trace, self._trace_of(branch.name), how)
 
     async def _close(self, node_id: str) -> None:
-        host = self._branches[node_id].host
-        with suppress(HostLost), anyio.move_on_after(_CLOSE_S):
+        branch = self._branches[node_id]
+        with suppress(HostLost), anyio.move_on_after(_CLOSE_S) as scope:
             await self._ask(node_id, "close")
-        await host.kill()
+        await branch.host.kill()
+        if scope.cancelled_caught:
+            await self._lose(node_id, branch, f"it did not answer for {_CLOSE_S:g} s in the end")
 
     # -- a transfer ----------------------------------------------------------------------------
 
