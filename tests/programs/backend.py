@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import anyio
-from safetensors.torch import load_file
 
+from tests.eval_cli.backend import first_of_norm
 from vime.rollout.base_types import RolloutFnEvalInput, RolloutFnEvalOutput
 from vime.rollout.checkpoint_eval import CheckpointEvalFn, EvalSkip
 
@@ -26,9 +26,8 @@ class NormBackend(CheckpointEvalFn):
             await anyio.sleep_forever()
         if input.rollout_id == self.args.skip_at:
             raise EvalSkip("service_away", "503 from the scoring service")
-        weights = load_file(checkpoint_dir / "model.safetensors")
-        first = float(weights["model.norm.weight"][0])
-        return RolloutFnEvalOutput({"norm": {"rewards": [first]}})
+        norm = first_of_norm(checkpoint_dir / "model.safetensors", 1)
+        return RolloutFnEvalOutput({"norm": {"rewards": norm}})
 
 
 class PlainNormBackend(CheckpointEvalFn):
@@ -37,5 +36,5 @@ class PlainNormBackend(CheckpointEvalFn):
     async def evaluate_checkpoint(
         self, checkpoint_dir: Path, input: RolloutFnEvalInput
     ) -> RolloutFnEvalOutput:
-        weights = load_file(checkpoint_dir / "model.safetensors")
-        return RolloutFnEvalOutput({"norm": {"rewards": [float(weights["model.norm.weight"][0])]}})
+        norm = first_of_norm(checkpoint_dir / "model.safetensors", 1)
+        return RolloutFnEvalOutput({"norm": {"rewards": norm}})
