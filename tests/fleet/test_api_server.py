@@ -24,15 +24,21 @@ if __name__ == "__main__":
         print(json.dumps([sys.argv[1:], describe(), child.apply(describe)]))
 """
 CHILD = """
-import gc, sys
+import gc, importlib.util, sys
 
 def describe():
-    return [gc.get_threshold(), "vllm.entrypoints.openai.api_server" in sys.modules]
+    imported = "vllm.entrypoints.openai.api_server" in sys.modules
+    return [gc.get_threshold(), imported, importlib.util.find_spec("sklearn") is not None]
 """
 
 
 @pytest.mark.slow
-def test_the_server_takes_vllms_words_and_its_children_import_no_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--trust-remote-code"]])
+def test_the_server_takes_vllms_words_and_its_children_import_no_more_than_it(
+    more: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").touch()
     package = tmp_path / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True)
     for directory in (package, package.parent, package.parent.parent):
@@ -40,17 +46,17 @@ def test_the_server_takes_vllms_words_and_its_children_import_no_server(tmp_path
     (package / "api_server.py").write_text(VLLM)
     (package / "child.py").write_text(CHILD)
     done = subprocess.run(
-        [sys.executable, "-m", api_server.__name__, "--port", "1"],
+        [sys.executable, "-m", api_server.__name__, "--port", "1", *more],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     words, server, child = json.loads(done.stdout)
-    assert words == ["--port", "1"]
-    assert server == child == [list(api_server.THRESHOLDS), False]
+    assert words == ["--port", "1", *more]
+    assert server == child == [list(api_server.THRESHOLDS), False, bool(more)]
 
 
 def test_importing_it_changes_nothing_in_the_driver() -> None:
-    before = gc.get_threshold()
+    before = gc.get_threshold(), sys.modules.get("sklearn")
     importlib.reload(api_server)
-    assert gc.get_threshold() == before
+    assert (gc.get_threshold(), sys.modules.get("sklearn")) == before
