@@ -2,8 +2,8 @@
 
 Each round measures every subject once, with the weights changed before each: the bare memory
 copy, a blocking ``save_pretrained`` with the evaluation beside training, the same with a blocking
-evaluation (in two rounds only: it is as long as the evaluation), and vime. The evaluation waits
-in another process. Ratios compare neighbours of one round.
+evaluation (once only: it takes as long as the evaluation does), and vime. The evaluation waits in
+another process. Ratios compare neighbours of one round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.subjects import (
     opened,
 )
 
-_BLOCKING_ROUNDS = 2
+_BLOCKING_ROUND = 1
 _COPIES_IN_MEMORY = 8
 """Model, base, kept snapshots, the baselines' checkpoints, and host buffers, with a reserve."""
 
@@ -108,7 +108,7 @@ def _measure(
             subjects[name] = stack.enter_context(opened(factory, setup))
         for number in range(1 + args.points):
             for name, subject in subjects.items():
-                if name == "blocking" and not 1 <= number <= _BLOCKING_ROUNDS:
+                if name == "blocking" and number != _BLOCKING_ROUND:
                     continue
                 stalls[name].append(_stall(subject, number, model))
                 if name in others:
