@@ -138,7 +138,7 @@ def short_table(results: dict[str, Any]) -> str:
     """What people decide by, beside what it should be."""
     rows = [
         f"| {aim.what} | **{number(value)}{aim.unit}** "
-        f"| {'≤' if aim.at_most else '≥'} {aim.limit:g}{aim.unit}{_miss(aim, value)} |"
+        f"| {'≤' if aim.at_most else '≥'} {aim.limit:,g}{aim.unit}{_miss(aim, value)} |"
         for aim in AIMS
         if (value := aim.value(results)) is not None
     ]
