@@ -10,8 +10,6 @@ tokens up to the first such tie. The score must be the mean of what these answer
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +21,13 @@ import httpx
 from bench.chaos import weights
 from bench.chaos.reward import worth_of
 from bench.json_lines import json_lines
+from bench.plain_engine import plain_engine
 from vime.eval.fleet.launch import loopback_client
-from vime.eval.fleet.ports import PortReservation
-from vime.eval.processes.process import spawn
 
 #: Logits of these weights are of the order of 1 to 10, and their rounding errors of 1e-5.
 TIE = 1e-3
 
-_START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 300.0, 60.0
+_ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -135,30 +132,13 @@ def engine_problems(answers: Sequence[Answer], kept: Path, log_path: Path) -> li
 async def _ask_cold_engine(
     answers: Sequence[Answer], kept: Path, log_path: Path
 ) -> list[tuple[int, ...]]:
-    with PortReservation("127.0.0.1") as port:
-        argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        argv += ["--model", str(kept), "--served-model-name", "cold", "--dtype", "float32"]
-        argv += ["--host", "127.0.0.1", "--port", str(port.number), "--enable-scale-out"]
-        argv += ["--max-model-len", str(weights.MAX_TOKENS), "--enforce-eager"]
-        argv += ["--generation-config", "vllm"]
-        env = os.environ | {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        process = await spawn(argv, name="cold", env=env, log_path=log_path, scratch=True)
-        async with process, loopback_client(f"http://127.0.0.1:{port.number}") as client:
-            with anyio.fail_after(_START_TIMEOUT_S):
-                while not await _serves(client):  # noqa: ASYNC110 -- another process's state
-                    await anyio.sleep(0.25)
-            return [await _ask(client, answer, kept) for answer in answers]
-
-
-async def _serves(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+    words = ["--served-model-name", "cold", "--dtype", "float32"]
+    words += ["--max-model-len", str(weights.MAX_TOKENS)]
+    async with (
+        plain_engine(kept, log_path, *words) as engine,
+        loopback_client(engine.url) as client,
+    ):
+        return [await _ask(client, answer, kept) for answer in answers]
 
 
 async def _ask(client: httpx.AsyncClient, answer: Answer, kept: Path) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def test_the_harness_runs_on_a_pinned_fleet_from_the_command_line(
 ) -> None:
     monkeypatch.setenv("LM_EVAL_TASKS", "sums_choice")
     words = ["eval", *(str(checkpoints / name) for name in ("whole", "base"))]
-    words += ["--eval-num-gpus", "2", "--json"]
+    words += ["--eval-num-gpus", "1", "--json"]
     words += ["--hf-checkpoint", str(checkpoints / "base")]
     words += ["--eval-function-path", "eval.lm_eval_fn.evaluate"]
     words += ["--eval-vllm-max-model-len", "256", "--eval-vllm-dtype", "bfloat16"]
