@@ -30,6 +30,7 @@ def ray_settings() -> Iterator[dict[str, Any]]:
         patch.setenv("RAY_AUTH_MODE", "")  # Ray sets it, and it goes with the other ones
         patch.delenv("RAY_AUTH_MODE")
         authentication_token_setup.enable_token_auth_by_default()  # a Cluster forgets to
+        patch.setenv("RAY_health_check_period_ms", "500")  # five in a row tell of a dead node
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             yield {
