@@ -1,15 +1,19 @@
-"""What all tests share: the machine, what they inherit from whoever started them."""
+"""What all tests share: the machine, what they inherit from whoever started them, and an engine."""
 
 from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from tests.standing import StandingEngine
 
 settings.register_profile("vime", deadline=None)  # a busy machine is no failure
 settings.load_profile("vime")
@@ -18,6 +22,9 @@ settings.load_profile("vime")
 # programs that are interrupted here would rightly go on for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Folder → the one whose worker runs its real tests too, because they share an engine.
+TOGETHER = {"runner": "fleet"}
 
 #: The longest ones begin first, so that neither of two workers is left with one at the end: the
 #: folders of real tests, and the modules of slow ones.
@@ -36,6 +43,19 @@ def pytest_runtestloop() -> None:
     """Collect garbage again, but never look through what is there by now."""
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def standing_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingEngine]:
+    """A plain vLLM server; whoever asks for it ``running()`` may label it and end it."""
+    from anyio.from_thread import start_blocking_portal
+
+    from tests.standing import StandingEngine
+
+    with start_blocking_portal() as portal:
+        engine = StandingEngine(tmp_path_factory.mktemp("standing"), portal)
+        yield engine
+        engine.close()
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
@@ -57,11 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(nodeid: str, *, real: bool) -> str:
-    """A real test's is its folder; any other's, and one's in ``tests`` itself, is its module."""
+    """A real test's is its folder, or the one that it goes with; any other's is its module."""
     path = PurePosixPath(nodeid.partition("::")[0])
     if not real or path.parent.name == "tests":
         return path.stem
-    return path.parent.name
+    return TOGETHER.get(path.parent.name, path.parent.name)
 
 
 def _order(item: pytest.Item) -> int:

@@ -27,6 +27,10 @@ SHAPE = {
 }
 FINAL_NORM = "model.norm.weight"
 
+#: Settings of a model whose head is its embedding, and decides the greedy token: with smaller
+#: weights the last input would.
+TIED = {"tie_word_embeddings": True, "initializer_range": 0.2}
+
 #: Snapshot → what it changes in a whole one's tensors.
 CHANGES: dict[str, Callable[[Tensors], Tensors]] = {
     "missing_layer": lambda t: _without(t, ".layers.1."),

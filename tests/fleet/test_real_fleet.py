@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -23,16 +24,16 @@ import httpx
 import psutil
 import pytest
 
-from tests.snapshots import CHANGES, change_tensors, write_checkpoint
+from bench.plain_engine import PlainEngine
+from tests.snapshots import CHANGES, TIED, change_tensors, write_checkpoint
+from tests.standing import API_KEY, MODEL, StandingEngine
 from tests.watch import watching
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import PinProof, Snapshot
 from vime.eval.fleet.control import EngineFailure
-from vime.eval.fleet.launch import Tokens, engine_argv, loopback_client
-from vime.eval.fleet.ports import PortReservation
+from vime.eval.fleet.launch import Tokens, loopback_client
 from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.fleet.supervisor import FleetSupervisor
-from vime.eval.processes.process import spawn
 from vime.eval.runner.generate import open_generator
 from vime.eval.snapshot.manifest import Manifest
 from vime.fsm.trace import Record, Trace
@@ -46,10 +47,16 @@ NUM_TOKENS = 8
 
 
 class RealFleet:
-    """A supervisor on a thread of its own, as in production; and what a cold engine answers."""
+    """A supervisor on a thread of its own, as in production.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: a new directory, with the checkpoints.
+        cold: what a plain vLLM answers that was started on ``whole``.
+    """
+
+    def __init__(self, root: Path, cold: list[int]) -> None:
         self.root = root
+        self.cold = cold
         self.settings = FleetSettings(
             num_engines=2,
             base=root / "base",
@@ -63,43 +70,24 @@ class RealFleet:
         trace = Trace(self.trace_path, "run")
         trace.subscribe(self.records.append)
         self.supervisor = FleetSupervisor(self.settings, trace)
-        self.cold: list[int] = []
         self.pids: set[int] = set()
         self._stack = ExitStack()
         self._stack.callback(trace.close)
         self.portal: Any = None
 
     def start(self) -> None:
+        self._strangers = set(psutil.Process().children())
         preflight(self.settings)
         self.portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal())
         self._run, _ = self.portal.start_task(self.supervisor.run)
         self._stack.callback(self._stop)
-        cold = self.portal.start_task_soon(self._ask_cold_engine)
         self.portal.call(self.supervisor.wait_ready)
-        self.cold = cold.result()
 
     def _stop(self) -> None:
         self._run.cancel()
 
     def stop(self) -> None:
         self._stack.close()
-
-    async def _ask_cold_engine(self) -> list[int]:
-        """What a plain vLLM says that was started on ``whole``, without anything of vime's."""
-        settings = FleetSettings(1, self.root / "whole", self.root, vllm={"max_model_len": 256})
-        with PortReservation("127.0.0.1") as port:
-            argv = engine_argv(settings, port.number, None)
-            for flag in ("--middleware", "--worker-extension-cls"):
-                del argv[argv.index(flag) : argv.index(flag) + 2]
-            env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-            process = await spawn(
-                argv, name="cold", env=env, log_path=self.root / "cold.log", scratch=True
-            )
-            async with process, loopback_client(f"http://127.0.0.1:{port.number}") as client:
-                with anyio.fail_after(300):
-                    while not await answers(client):  # noqa: ASYNC110 -- nobody would tell
-                        await anyio.sleep(0.5)
-                return await ask(client, "eval", None, PROMPT)
 
     def snapshot(self, name: str, rollout_id: int) -> Snapshot:
         path = self.root / name
@@ -117,7 +105,7 @@ class RealFleet:
 
         async def through_router() -> list[int]:
             async with loopback_client(proof.base_url) as client:
-                return await ask(client, proof.model, proof, prompt)
+                return await ask(client, proof.api_key, proof.weight_version, proof.model, prompt)
 
         return self.portal.call(through_router)  # type: ignore[no-any-return]
 
@@ -143,6 +131,10 @@ class RealFleet:
     def fired(self, engine: str, trigger: str) -> int:
         return sum((r.id, r.trigger) == (engine, trigger) for r in self.records)
 
+    def keepers(self) -> list[psutil.Process]:
+        """Whatever it has started itself: a keeper for each engine, and one for the router."""
+        return [p for p in psutil.Process().children() if p not in self._strangers]
+
     def server(self, engine: int) -> psutil.Process:
         """The API server of an engine."""
         ready = [r for r in self.records if (r.id, r.trigger) == (f"engine_{engine}", "ready")]
@@ -153,17 +145,10 @@ class RealFleet:
         return [engine.url for engine in self.supervisor._engines]
 
 
-async def answers(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
 async def ask(
-    client: httpx.AsyncClient, model: str, proof: PinProof | None, prompt: list[int]
+    client: httpx.AsyncClient, api_key: str | None, version: str, model: str, prompt: list[int]
 ) -> list[int]:
-    headers = {"Authorization": f"Bearer {proof.api_key}"} if proof is not None else {}
+    headers = {"Authorization": f"Bearer {api_key}"}
     order = {
         "model": model,
         "token_ids": prompt,
@@ -173,21 +158,26 @@ async def ask(
         response = await client.post("/inference/v1/generate", json=order, headers=headers)
     assert response.status_code == httpx.codes.OK, response.text
     (choice,) = response.json()["choices"]
-    version = "default" if proof is None else proof.weight_version
     assert choice["weight_versions"] == [{"version": version, "start": 0, "end": NUM_TOKENS}]
     return [int(token) for token in choice["token_ids"]]
 
 
+async def ask_cold(engine: PlainEngine) -> list[int]:
+    """What vLLM answers that nothing of vime's has touched."""
+    async with loopback_client(engine.url) as client:
+        return await ask(client, API_KEY, "default", MODEL, PROMPT)
+
+
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
+def fleet(
+    standing_engine: StandingEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealFleet]:
     root = tmp_path_factory.mktemp("fleet")
-    # Weights large enough that the head, tied to the embedding, decides the greedy token.
-    settings = {"tie_word_embeddings": True, "initializer_range": 0.2}
-    write_checkpoint(root / "base", seed=0, **settings)
-    write_checkpoint(root / "whole", seed=1, **settings)
+    write_checkpoint(root / "base", seed=0, **TIED)
+    shutil.copytree(standing_engine.checkpoint, root / "whole")
     for name in ("not_finite", "missing_layer"):
         change_tensors(root / "whole", root / name, CHANGES[name])
-    fleet = RealFleet(root)
+    fleet = RealFleet(root, anyio.run(ask_cold, standing_engine.running()))
     try:
         fleet.start()
         yield fleet
@@ -261,7 +251,7 @@ def test_no_token_is_in_a_command_line_a_log_or_the_trace(fleet: RealFleet) -> N
 
 
 def test_everything_of_the_fleet_listens_on_loopback(fleet: RealFleet) -> None:
-    family = psutil.Process().children(recursive=True)
+    family = [p for keeper in fleet.keepers() for p in keeper.children(recursive=True)]
     listening = [
         connection.laddr.ip
         for process in family
@@ -335,7 +325,7 @@ def test_an_engine_that_keeps_old_weights_in_a_layer_is_found_out(fleet: RealFle
 def test_nothing_is_left_of_a_fleet_that_was_shut_down(fleet: RealFleet) -> None:
     family = [
         *(process.pid for process in (fleet.server(0), *fleet.server(0).children(recursive=True))),
-        *(process.pid for process in psutil.Process().children()),  # the keepers
+        *(process.pid for process in fleet.keepers()),
     ]
     assert len(family) >= 3 + 2  # the other engine is somewhere between death and birth
     scratch = scratch_directories(family)

@@ -1,4 +1,7 @@
-"""The trees of real vLLM engines end as the ones of `test_process.py` do."""
+"""The tree of a real vLLM engine of two ranks ends as the ones of `test_process.py` do.
+
+That of an engine whose keeper is killed does in `tests/runner/test_real_engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_nothing_of_a_tensor_parallel_engine_is_left_whoever_is_killed(
+async def test_nothing_of_a_tensor_parallel_engine_is_left_whose_server_is_killed(
     tmp_path: Path,
 ) -> None:
     write_model(tmp_path / "model")
-    async with anyio.create_task_group() as tasks:  # the two start side by side
-        for victim in ("api_server", "keeper"):
-            tasks.start_soon(kill_one_of_an_engine, victim, tmp_path)
-
-
-async def kill_one_of_an_engine(victim: str, root: Path) -> None:
-    async with plain_engine(root / "model", root / f"{victim}.log", *RANKS, env=CORES) as engine:
+    async with plain_engine(
+        tmp_path / "model", tmp_path / "engine.log", *RANKS, env=CORES
+    ) as engine:
         process = engine.process
         pids = [p.pid for p in psutil.Process(process.keeper_pid).children(recursive=True)]
         titles = [psutil.Process(pid).cmdline()[0].split("_")[0] for pid in pids]
         assert titles.count("VLLM::EngineCore") == 1
         assert titles.count("VLLM::Worker") == 2
         with watching([process.keeper_pid, *pids]) as watch:
-            os.kill(process.pid if victim == "api_server" else process.keeper_pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
             with anyio.fail_after(20):
                 assert await process.wait() == -signal.SIGKILL
             watch.assert_gone(0.1)

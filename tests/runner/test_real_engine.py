@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import sys
+import signal
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
+import psutil
 import pytest
 
-from tests.runner.conftest import write_tokenizer
 from tests.runner.engine_double import answer
+from tests.standing import API_KEY, MODEL, StandingEngine
+from tests.watch import watching
 from vime.eval.actor import ProcessActor
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
-from vime.eval.processes.process import KeptProcess, spawn
 from vime.eval.runner import generate
 from vime.eval.runner.runner import RunnerEvaluator
 from vime.eval.runner.stock import StockEvaluation
@@ -36,17 +35,16 @@ POINT = EvalPoint(1)
 
 @dataclass
 class Engine:
-    process: KeptProcess
+    standing: StandingEngine
     base_url: str
-    model_dir: Path
 
     @property
     def proof(self) -> PinProof:
-        return PinProof(self.base_url, "m", VERSION, api_key="secret")
+        return PinProof(self.base_url, MODEL, VERSION, api_key=API_KEY)
 
     @property
     def snapshot(self) -> Snapshot:
-        return Snapshot(1, self.model_dir, VERSION, "a" * 64, owned=True)
+        return Snapshot(1, self.standing.checkpoint, VERSION, "a" * 64, owned=True)
 
     async def label(self, version: str) -> None:
         async with httpx.AsyncClient(base_url=self.base_url) as client:
@@ -60,67 +58,10 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def engine(
-    anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Engine]:
-    directory = tmp_path_factory.mktemp("engine")
-    write_model(directory / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(directory / "model"), "--served-model-name", "m"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256"]
-    command += ["--enforce-eager", "--enable-scale-out"]
-    env = os.environ | {
-        "VLLM_API_KEY": "secret",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    process = await spawn(command, name="engine", env=env, log_path=directory / "engine.log")
-    async with process:
-        engine = Engine(process, f"http://127.0.0.1:{port}", directory / "model")
-        await healthy(engine)
-        await engine.label(VERSION)
-        yield engine
-
-
-async def healthy(engine: Engine) -> None:
-    with anyio.fail_after(200):
-        async with httpx.AsyncClient(base_url=engine.base_url) as client:
-            while not engine.process.has_ended():
-                try:
-                    if (await client.get("/health")).status_code == 200:
-                        return
-                except httpx.TransportError:
-                    pass  # it does not listen yet
-                await anyio.sleep(0.2)
-    pytest.fail(f"the engine did not start:\n{engine.process.log_tail()}")
-
-
-def write_model(directory: Path) -> None:
-    """A 2-layer Llama of hidden size 64 over the byte-level tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        bos_token_id=256,
-        eos_token_id=257,
-        pad_token_id=258,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    write_tokenizer(directory)
+async def engine(anyio_backend: str, standing_engine: StandingEngine) -> Engine:
+    engine = Engine(standing_engine, standing_engine.running().url)
+    await engine.label(VERSION)
+    return engine
 
 
 @pytest.fixture
@@ -278,11 +219,11 @@ async def test_a_wrong_key_is_named(engine: Engine, config: EvalConfig, tmp_path
 
 async def test_the_double_answers_in_the_form_of_the_engine(engine: Engine) -> None:
     body = {
-        "model": "m",
+        "model": MODEL,
         "token_ids": [1, 2, 3],
         "sampling_params": {"n": 1, "temperature": 0.0, "top_p": 1.0, "max_tokens": 4, "seed": 1},
     }
-    headers = {"Authorization": "Bearer secret"}
+    headers = {"Authorization": f"Bearer {API_KEY}"}
     async with httpx.AsyncClient(base_url=engine.base_url, headers=headers) as client:
         real = (await client.post(generate.GENERATE_PATH, json=body)).json()
         refused = (await client.post(generate.GENERATE_PATH, json={**body, "token_ids": []})).json()
@@ -292,13 +233,13 @@ async def test_the_double_answers_in_the_form_of_the_engine(engine: Engine) -> N
     assert isinstance(refused["error"]["message"], str)
 
 
-async def test_an_engine_that_dies_under_an_evaluation_makes_it_unhealthy(
+async def test_an_engine_that_dies_under_an_evaluation_makes_it_unhealthy_and_leaves_nothing(
     engine: Engine,
     config: EvalConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last one: the engine does not come back."""
+    """The last one: the engine does not come back. It is its keeper that is killed."""
     monkeypatch.setattr(generate, "MAX_ATTEMPTS", 3)
     caught: list[EvalSkip] = []
     endless = replace(config, max_response_len=200, n_samples_per_prompt=500)
@@ -308,11 +249,17 @@ async def test_an_engine_that_dies_under_an_evaluation_makes_it_unhealthy(
             await StockEvaluation(endless, tmp_path).evaluate(POINT, engine.snapshot, engine.proof)
         caught.append(skip.value)
 
-    with anyio.fail_after(100):
+    keeper = psutil.Process(engine.standing.running().process.keeper_pid)
+    tree = [keeper.pid, *(child.pid for child in keeper.children(recursive=True))]
+    assert len(tree) >= 4  # keeper, server, core, worker
+    with watching(tree) as watch, anyio.fail_after(100):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(evaluate)
             await answering(engine)
-            await engine.process.end()
+            keeper.kill()
+            status = await anyio.to_thread.run_sync(engine.standing.wait)
+            watch.assert_gone(0.1)
+    assert status == -signal.SIGKILL
     assert caught[0].reason == "unhealthy"
     assert "3 attempts failed, the last one with: Connect" in caught[0].detail
 
