@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.fleet.supervisor import FleetSupervisor
 from vime.eval.runner.generate import open_generator
 from vime.eval.snapshot.manifest import Manifest
+from vime.eval.snapshot.stamps import FULL, HEADERS
 from vime.fsm.trace import Record, Trace
 from vime.rollout.checkpoint_eval import EvalSkip
 
@@ -89,13 +91,16 @@ class RealFleet:
     def stop(self) -> None:
         self._stack.close()
 
-    def snapshot(self, name: str, rollout_id: int) -> Snapshot:
+    def snapshot(self, name: str, rollout_id: int, verify: str = FULL) -> Snapshot:
         path = self.root / name
-        manifest = Manifest.of_directory(path, "run", rollout_id, owned=False)
-        return Snapshot(rollout_id, path, manifest.weight_version, manifest.digest, owned=False)
+        manifest = Manifest.of_directory(path, "run", rollout_id, owned=False, verify=verify)
+        version, digest = manifest.weight_version, manifest.digest
+        return Snapshot(rollout_id, path, version, digest, owned=False, verify=verify)
 
-    def pin(self, name: str, rollout_id: int) -> AbstractContextManager[PinProof]:
-        snapshot = self.snapshot(name, rollout_id)
+    def pin(
+        self, name: str, rollout_id: int, verify: str = FULL
+    ) -> AbstractContextManager[PinProof]:
+        snapshot = self.snapshot(name, rollout_id, verify)
         return self.portal.wrap_async_context_manager(  # type: ignore[no-any-return]
             self.portal.call(self.supervisor.pin, snapshot)
         )
@@ -201,6 +206,14 @@ def test_a_pinned_fleet_answers_as_an_engine_that_was_started_on_the_snapshot(
         assert [fleet.ask(proof) for _ in range(4)] == before
         assert proof.canary not in (None, canary)
         assert proof.unchanged_since is None
+
+
+def test_headers_alone_are_proof_where_no_digests_are_asked_for(fleet: RealFleet) -> None:
+    with fleet.pin("base", 0, HEADERS) as proof:
+        base = fleet.ask(proof)
+    with fleet.pin("whole", 1, HEADERS) as proof:
+        assert [fleet.ask(proof) for _ in range(2)] == [fleet.cold] * 2
+    assert base != fleet.cold
 
 
 def test_a_control_route_of_an_engine_needs_the_control_token_and_a_generation_the_key(
@@ -320,6 +333,19 @@ def test_an_engine_that_keeps_old_weights_in_a_layer_is_found_out(fleet: RealFle
     assert "rank 0 kept old weights in" in failure.value.detail
     assert "model.layers.1." in failure.value.detail
     fleet.until(lambda: fleet.fired("engine_1", "kill") == 3)
+
+
+def test_a_point_runs_on_the_engine_that_proved_itself_where_one_is_enough(
+    fleet: RealFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has just been ended."""
+    one_is_enough = replace(fleet.settings, min_engines=1)
+    monkeypatch.setattr(fleet.supervisor._pinner, "_settings", one_is_enough)
+    with fleet.pin("base", 8) as proof:
+        assert [engine.engine for engine in proof.engines] == ["engine_0"]
+        assert fleet.ask(proof) != fleet.cold
+    with fleet.pin("whole", 9) as proof:
+        assert [fleet.ask(proof) for _ in range(2)] == [fleet.cold] * 2
 
 
 def test_nothing_is_left_of_a_fleet_that_was_shut_down(fleet: RealFleet) -> None:
