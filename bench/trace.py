@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=positive, default=5, metavar="N",
         help="readings of the trace (default: %(default)s)",
     )  # fmt: skip
-
     parser.add_argument(
         "--records", type=positive, default=1_000_000, metavar="N",
         help="records of the long trace that stats reads (default: %(default)s)",

@@ -53,8 +53,9 @@ class Hold:
 class World:
     """Makes actors, and remembers what their processes and their owner noted."""
 
-    #: What the actors are called.
+    #: What the actors are called, and how many seconds a death may take to be told.
     name: ClassVar[str] = "probe"
+    patience_s: ClassVar[float] = 20.0
 
     path: Path
     events: list[ActorEvent] = field(default_factory=list)
@@ -112,6 +113,20 @@ class Refusals:
         self.how.append(caught.value.how)
 
 
+async def assert_a_death_is_told(method: str, how: str, tail: str, world: World) -> None:
+    """The ask that it met fails with what is known of it; the next one gets a new process."""
+    async with world.actor() as ref:
+        pid = await ref.ask(("pid",))
+        with anyio.fail_after(world.patience_s), pytest.raises(ActorDied) as caught:
+            await ref.ask((method,))
+        assert caught.value.how == how
+        assert tail in caught.value.log_tail
+        assert await ref.ask(("pid",)) != pid
+        died = world.events[1]
+        assert (died.kind, died.detail["pid"], died.detail["how"]) == ("died", pid, how)
+    assert world.kinds == ["started", "died", "started", "stopped"]
+
+
 @pytest.mark.parametrize(
     ("method", "how", "tail"),
     [
@@ -123,16 +138,7 @@ class Refusals:
 async def test_a_death_fails_the_ask_and_the_next_one_gets_a_new_process(
     method: str, how: str, tail: str, world: World
 ) -> None:
-    async with world.actor() as ref:
-        pid = await ref.ask(("pid",))
-        with anyio.fail_after(30), pytest.raises(ActorDied) as caught:
-            await ref.ask((method,))
-        assert caught.value.how == how
-        assert tail in caught.value.log_tail
-        assert await ref.ask(("pid",)) != pid
-        died = world.events[1]
-        assert (died.kind, died.detail["pid"], died.detail["how"]) == ("died", pid, how)
-    assert world.kinds == ["started", "died", "started", "stopped"]
+    await assert_a_death_is_told(method, how, tail, world)
 
 
 async def test_an_overdue_ask_ends_the_process_and_the_next_one_gets_a_new_one(

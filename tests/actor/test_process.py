@@ -267,16 +267,7 @@ def test_the_errors_of_an_actor_survive_pickling() -> None:
 async def test_whatever_ends_the_process_or_its_channel_fails_the_ask(
     method: str, how: str, tail: str, world: World
 ) -> None:
-    async with world.actor() as ref:
-        pid = await ref.ask(("pid",))
-        with anyio.fail_after(20), pytest.raises(ActorDied) as caught:
-            await ref.ask((method,))
-        assert caught.value.how == how
-        assert tail in caught.value.log_tail
-        assert await ref.ask(("pid",)) != pid
-        died = world.events[1]
-        assert (died.kind, died.detail["pid"], died.detail["how"]) == ("died", pid, how)
-    assert world.kinds == ["started", "died", "started", "stopped"]
+    await contract.assert_a_death_is_told(method, how, tail, world)
 
 
 async def test_a_death_fails_every_waiting_ask_at_once(world: World) -> None:

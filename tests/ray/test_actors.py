@@ -69,6 +69,7 @@ class World(contract.World):
     """Its actors run in processes that a Ray actor owns."""
 
     name = NAME
+    patience_s = 30.0
 
     def actor(self, factory: str = "tests.programs.actors:Probe", **settings: Any) -> RayActor:
         args = (self.path / "journal",) if "Probe" in factory else ()
