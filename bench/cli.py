@@ -31,7 +31,7 @@ BENCHMARKS = {
     "trace": "cost of a transition, speed of replay and check",
     "tracing": "training speed with every transition written to the trace, and without",
     "ray": "on a Ray cluster: dispatch, a snapshot to one node and to four, layouts",
-    "scale": "10,000 points on 1, 16 and 256 simulated engines: time, memory, files, trace",
+    "scale": "many points on 1, 16 and 256 simulated engines: time, memory, files, trace",
 }
 
 

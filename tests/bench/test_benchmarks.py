@@ -132,7 +132,16 @@ def test_scale(tmp_path: Path) -> None:
     found = measured(tmp_path, "scale", "--points", "20", "--engines", "1", "3")
     assert {name.partition("/")[0] for name in found["figures"]} == {"engines_1", "engines_3"}
     assert units(found)["engines_3/trace"] == "bytes/point"
-    assert {"memory_growth_mb", "time_growth"} <= set(found["ratios"])
+    assert {"memory_growth_mb", "time_growth", "engine_cost_growth"} <= set(found["ratios"])
+
+
+def test_scale_wants_a_number_of_points_for_each_size_or_one_for_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["scale", "--points", "20", "30", "--engines", "1"]) == cli.USAGE_ERROR
+    assert "--points 20 30: expected one number, or one for each of --engines 1" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 
 from tests.fleet.desk import open_desk
 from tests.fleet.world import Life, World
+from vime.eval.fleet import agreement
 from vime.eval.fleet.agreement import Agreement, outliers
-from vime.fsm.canary import Canary
+from vime.fsm.canary import Canary, difference
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +40,22 @@ def test_the_majority_is_right_and_without_one_nobody_is(
     found = outliers({f"engine_{i}": canary for i, canary in enumerate(answers)})
     assert [*found] == [f"engine_{i}" for i in wrong]
     assert all("it answers otherwise than engine_" in told for told in found.values())
+
+
+def test_engines_that_answer_alike_are_not_compared_each_with_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[tuple[Canary, Canary]] = []
+
+    def counted(one: Canary, other: Canary) -> str | None:
+        compared.append((one, other))
+        return difference(one, other)
+
+    monkeypatch.setattr(agreement, "difference", counted)
+    near = [replace(A, logprobs=((-1.0, -2.0 - n / 1e4),)) for n in range(256)]
+    assert outliers({f"engine_{n}": A for n in range(255)} | {"engine_255": B}) != {}
+    assert outliers({f"engine_{n}": canary for n, canary in enumerate(near)}) == {}
+    assert len(compared) < 300
 
 
 async def test_a_pin_names_the_outlier_of_three_engines_and_replaces_it_alone() -> None:

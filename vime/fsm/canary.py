@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -35,7 +36,7 @@ class Canary:
     logprobs: tuple[tuple[float, ...], ...]
     gaps: tuple[tuple[float, ...], ...]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Sixteen hexadecimal digits over tokens and logarithms: any change of weights shows."""
         content = json.dumps([self.tokens, self.logprobs], separators=(",", ":"))
@@ -76,10 +77,9 @@ def difference(one: Canary, other: Canary) -> str | None:
     for prompt, (mine, theirs) in enumerate(zip(one.tokens, other.tokens, strict=True)):
         for at, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             p, q = one.logprobs[prompt][at], other.logprobs[prompt][at]
-            where = f"canary {prompt}, token {at}: {a} (logprob {p:.4f}) and {b} ({q:.4f})"
             tied = a == b or max(one.gaps[prompt][at], other.gaps[prompt][at]) <= TOLERANCE
             if not tied or not abs(p - q) <= TOLERANCE:
-                return where
+                return f"canary {prompt}, token {at}: {a} (logprob {p:.4f}) and {b} ({q:.4f})"
             if a != b:
                 break
     return None

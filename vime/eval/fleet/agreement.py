@@ -7,7 +7,7 @@ neighbours, or just as it did before the load.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -84,24 +84,27 @@ class Agreement:
 def outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """The engines outside the largest group that agrees; all, when it is no majority.
 
+    Engines of one kind answer exactly alike, however many they are: what is compared with each
+    other are the different answers.
+
     Returns:
         engine → where it differs, and from whom.
     """
-    groups = {
-        name: {n for n, other in canaries.items() if difference(mine, other) is None}
-        for name, mine in canaries.items()
-    }
-    speaker = max(groups, key=lambda name: len(groups[name]))
-    agreed = groups[speaker]
-    if len(agreed) == len(canaries):
-        return {}
-    has_majority = 2 * len(agreed) > len(canaries)
-    wrong = {}
-    for name, mine in canaries.items():
-        if name in agreed and has_majority:
-            continue
-        others = canaries if not has_majority else {speaker: canaries[speaker]}
-        found = ((n, difference(mine, other)) for n, other in others.items())
-        against, differs = next((n, d) for n, d in found if d is not None)
-        wrong[name] = f"it answers otherwise than {against}: {differs}"
-    return wrong
+    heads = Counter(canaries.values())
+    groups: dict[Canary, set[Canary]] = {}
+    for mine in heads:
+        groups[mine] = {other for other in heads if difference(mine, other) is None}
+        if len(groups[mine]) == len(heads):
+            return {}
+    sizes = {mine: sum(heads[other] for other in group) for mine, group in groups.items()}
+    speaker = max(sizes, key=lambda mine: sizes[mine])
+    has_majority = 2 * sizes[speaker] > len(canaries)
+    others = [speaker] if has_majority else list(heads)
+    first = {canary: name for name, canary in reversed(list(canaries.items()))}
+    told = {}
+    for mine in heads:
+        if not (has_majority and mine in groups[speaker]):
+            found = ((first[other], difference(mine, other)) for other in others)
+            against, differs = next((n, d) for n, d in found if d is not None)
+            told[mine] = f"it answers otherwise than {against}: {differs}"
+    return {name: told[mine] for name, mine in canaries.items() if mine in told}

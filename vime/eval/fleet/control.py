@@ -157,11 +157,12 @@ class Control:
         """The name of the weights."""
         return str((await self._call("GET", "/weight_info")).get("weight_version"))
 
-    async def clear_caches(self) -> None:
-        """Forget whatever was computed with other weights."""
-        caches = ("/reset_mm_cache", "/reset_encoder_cache")
-        await together(
-            self._clear_prefix_cache, *(partial(self._call, "POST", path) for path in caches)
+    def to_forget(self) -> tuple[Callable[[], Awaitable[object]], ...]:
+        """The calls that make it forget whatever was computed with other weights, in any order."""
+        return (
+            self._clear_prefix_cache,
+            partial(self._call, "POST", "/reset_mm_cache"),
+            partial(self._call, "POST", "/reset_encoder_cache"),
         )
 
     async def _clear_prefix_cache(self) -> None:
