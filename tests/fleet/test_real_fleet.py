@@ -24,7 +24,9 @@ import anyio.from_thread
 import httpx
 import psutil
 import pytest
+from anyio.abc import SocketStream
 
+from bench.chaos.victims import below, first
 from bench.plain_engine import PlainEngine
 from tests.snapshots import CHANGES, TIED, change_tensors, write_checkpoint
 from tests.standing import API_KEY, MODEL, StandingEngine
@@ -322,6 +324,36 @@ def test_an_engine_that_is_stopped_is_taken_for_hung_and_its_requests_are_answer
         suspect = [r for r in fleet.records if (r.id, r.trigger) == ("engine_1", "suspect")][-1]
         assert suspect.reason == "overdue"
         fleet.until(lambda: fleet.supervisor._engines[1].state == "serving")
+
+
+def test_an_engine_whose_core_dies_under_a_call_ends_at_once_and_comes_back(
+    fleet: RealFleet,
+) -> None:
+    """vLLM's own server would wait for the end of that call, which nobody can answer any more."""
+    restarts = fleet.fired("engine_0", "restart")
+    tree = below(fleet.server(0).pid)
+    core = first(tree, "core")
+    assert core is not None
+    with watching([process.pid for process in tree]) as watch:
+        core.suspend()  # so that the call is under way
+        stream = fleet.portal.call(pause, fleet.urls()[0], fleet.supervisor.tokens.control)
+        core.kill()
+        watch.assert_gone(10)
+    fleet.portal.call(stream.aclose)
+    fleet.until(lambda: fleet.fired("engine_0", "restart") == restarts + 1)
+    suspect = [r for r in fleet.records if (r.id, r.trigger) == ("engine_0", "suspect")][-1]
+    assert suspect.reason == "gone"
+    fleet.until(lambda: fleet.supervisor._engines[0].usable)
+
+
+async def pause(url: str, token: str) -> SocketStream:
+    """Ask an engine to pause, and do not wait for its answer; it has begun with it."""
+    stream = await anyio.connect_tcp("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    order = f"POST /pause?mode=abort HTTP/1.1\r\nHost: vime\r\nAuthorization: Bearer {token}\r\n"
+    await stream.send(f"{order}Content-Length: 0\r\n\r\n".encode())
+    async with loopback_client(url) as client:
+        assert (await client.get("/health")).status_code == httpx.codes.OK
+    return stream
 
 
 def test_an_engine_that_keeps_old_weights_in_a_layer_is_found_out(fleet: RealFleet) -> None:

@@ -10,6 +10,8 @@ that is most of an engine's start on a CPU. Three things make it shorter.
   not use. Here it finds none, unless the model may bring code of its own, which might want it.
 - With vLLM's server as the main module, its children would import the server's routes, too:
   processes that are spawned run the main module of their parent first. That is this one.
+
+And it ends with its core: see :mod:`vime.eval.fleet.dead_core`.
 """
 
 from __future__ import annotations
@@ -30,5 +32,8 @@ if __name__ in ("__main__", "__mp_main__"):  # it is the program, or that of wha
         sys.modules["sklearn"] = None  # type: ignore[assignment]  # as if not installed
 
 if __name__ == "__main__":
+    from vime.eval.fleet.dead_core import end_with_children
+
+    end_with_children()
     # In a namespace of its own: the main module, which children look for, stays this one.
     runpy.run_module(_VLLM, run_name="__main__")
