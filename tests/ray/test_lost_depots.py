@@ -10,8 +10,10 @@ import pytest
 
 from tests.ray.no_ray import World, running, verify, world
 from tests.snapshots import checkpoints
+from vime.eval.contracts import Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.ray import delivery, depot
+from vime.ray.delivery import Deliveries
 from vime.ray.depot import Depot, Taken
 from vime.ray.node_store import FileFacts
 
@@ -23,6 +25,19 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"  # as Ray's actors
+
+
+async def give_up_when(reached: anyio.Event, deliveries: Deliveries, snapshot: Snapshot) -> None:
+    """Have a snapshot brought to the first engine's node, and cancel it at some event."""
+
+    async def deliver() -> None:
+        async with deliveries(snapshot, 0):
+            pass
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(deliver)
+        await reached.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_node_behind_a_lost_one_gets_its_pieces_nevertheless(
@@ -134,15 +149,7 @@ async def test_what_a_call_has_done_that_was_given_up_is_told_by_the_next_one(
             return answer
 
         world.patch.setattr(hired, "call", never_answers)
-        async with anyio.create_task_group() as tasks:
-
-            async def deliver() -> None:
-                async with deliveries(snapshot, 0):
-                    pass
-
-            tasks.start_soon(deliver)
-            await done.wait()
-            tasks.cancel_scope.cancel()
+        await give_up_when(done, deliveries, snapshot)
         world.patch.setattr(hired, "call", call)
         await deliveries._ask("b", "leave", snapshot.weight_version)
     life = [r.trigger for r in world.trace() if r.id == "step_1"]
@@ -161,15 +168,7 @@ async def test_a_delivery_that_is_given_up_leaves_the_node_usable(
 
     async with running(world) as deliveries:
         world.patch.setattr(depot, "_give", hang)
-        async with anyio.create_task_group() as tasks:
-
-            async def deliver() -> None:
-                async with deliveries(snapshot, 0):
-                    pass
-
-            tasks.start_soon(deliver)
-            await entered.wait()
-            tasks.cancel_scope.cancel()
+        await give_up_when(entered, deliveries, snapshot)
         world.patch.setattr(depot, "_give", world.give)
         async with deliveries(snapshot, 0) as found:
             assert found.num_bytes > 0
