@@ -1,19 +1,20 @@
 """``runner``: samples a second of the EvalRunner, beside a bare client and beside lm-eval.
 
 All three ask for the same greedy answers to the same prompts, with as many requests at once, each
-from a process of its own, in turn. The EvalRunner's time is that of a whole evaluation: requests,
-the proof of each answer's weights, decoding, rewards, and the samples file. The others' is that
-of their requests alone; the bare client uses the HTTP library that vime uses.
+from a process of its own, in turn; who begins changes from round to round, and ratios are between
+evaluations of one round. The EvalRunner's time is that of a whole evaluation: requests, the proof
+of each answer's weights, decoding, rewards, and the samples file. The others' is that of their
+requests alone; the bare client uses the HTTP library that vime uses, and asks as vime does.
 
 They ask a real engine, behind its router, and a server that answers at once, where the clients
-are all that is measured.
+are all that is measured. An evaluation takes seconds on either, for which the latter is asked more.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -45,15 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is asked (default: both)",
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=positive, default=512, metavar="N",
-        help="samples of an evaluation (default: %(default)s)",
+        "--samples", type=positive, default=1024, metavar="N",
+        help="samples of an evaluation on the real engine (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples-instant", type=positive, default=8192, metavar="N",
+        help="samples of one on the server that answers at once (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--concurrency", type=positive, default=64, metavar="N",
         help="requests at once (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--repeat", type=positive, default=7, metavar="N",
+        "--repeat", type=positive, default=9, metavar="N",
         help="evaluations by each client (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--no-lm-eval", action="store_true", help="leave lm-eval out")
@@ -68,14 +73,16 @@ def run(args: argparse.Namespace) -> Report:
         checkpoint = write_tiny_checkpoint(places.memory / "base")
         for server in dict.fromkeys(args.server):
             places.subject(server)
-            taken = anyio.run(_SERVERS[server], args, places, checkpoint)
-            _enter(report, server, taken, args.samples)
-    # The name without a server is for the worst of them.
+            num_samples = args.samples if server == "real" else args.samples_instant
+            taken = anyio.run(_SERVERS[server], args, places, checkpoint, num_samples)
+            _enter(report, server, taken, num_samples)
+            report.notes.append(f"{server}: {num_samples} samples, {args.concurrency} at once")
+    # Ratios of clients that wait for an engine are what an evaluation is about.
+    named = "real" if "real" in args.server else "instant"
     for name in ("runner_over_client", "runner_over_lm_eval"):
-        of_servers = [ratio for key, ratio in report.ratios.items() if key.startswith(name)]
-        if of_servers:
-            report.ratios[name] = min(of_servers)
-    report.notes.append(f"{args.samples} samples, {args.concurrency} requests at once")
+        if f"{name}_{named}" in report.ratios:
+            report.ratios[name] = report.ratios[f"{name}_{named}"]
+            report.notes.append(f"{name} is that of the server {named}")
     return report
 
 
@@ -89,8 +96,11 @@ def _enter(report: Report, server: str, taken: Seconds, num_samples: int) -> Non
         )
 
 
-async def _on_real(args: argparse.Namespace, places: Scratch, checkpoint: Path) -> Seconds:
+async def _on_real(
+    args: argparse.Namespace, places: Scratch, checkpoint: Path, num_samples: int
+) -> Seconds:
     disk, memory = places.subject("real")
+    config = _config(args, disk, checkpoint, num_samples)
     settings = fleet_settings(1, checkpoint, disk)
     with Trace(disk / "trace.jsonl", "bench") as trace:
         async with (
@@ -98,47 +108,62 @@ async def _on_real(args: argparse.Namespace, places: Scratch, checkpoint: Path) 
             running_fleet(settings, trace) as (fleet, _),
             fleet.pin(snapshot) as proof,
         ):
-            return await _measure(args, disk, checkpoint, snapshot, proof)
+            return await _measure(args, config, disk, snapshot, proof)
 
 
-async def _on_instant(args: argparse.Namespace, places: Scratch, checkpoint: Path) -> Seconds:
+async def _on_instant(
+    args: argparse.Namespace, places: Scratch, checkpoint: Path, num_samples: int
+) -> Seconds:
     disk, _ = places.subject("instant")
     with simulated_server(disk, seconds=0.0) as url:
         proof = PinProof(url, "eval", "default", api_key="none")
         snapshot = Snapshot(1, checkpoint, "default", "0" * 64, owned=False)
-        return await _measure(args, disk, checkpoint, snapshot, proof)
+        config = _config(args, disk, checkpoint, num_samples)
+        return await _measure(args, config, disk, snapshot, proof)
 
 
 _SERVERS = {"real": _on_real, "instant": _on_instant}
 
 
 async def _measure(
-    args: argparse.Namespace, root: Path, checkpoint: Path, snapshot: Snapshot, proof: PinProof
+    args: argparse.Namespace, config: EvalConfig, root: Path, snapshot: Snapshot, proof: PinProof
 ) -> Seconds:
     """Seconds of every evaluation, by client, one after the other in turn."""
-    config = _config(args, root, checkpoint)
     work = _work(config, proof)
     kinds = ["bare"] if args.no_lm_eval else ["bare", "lm_eval"]
-    taken: Seconds = {"vime": [], **{kind: [] for kind in kinds}}
     with ExitStack() as stack:
         clients: dict[str, Callable[[], float]] = {}
         for kind in kinds:
             make = partial(stack.enter_context, client_process(kind, work))
             clients[kind] = await anyio.to_thread.run_sync(make)
         async with _evaluator(config, root) as evaluator:
-            for number in range(1 + args.repeat):  # the first is the warm-up
+
+            async def seconds_of(name: str, number: int) -> float:
+                if name in clients:
+                    return await anyio.to_thread.run_sync(clients[name])
                 began = time.perf_counter()
                 output = await evaluator.evaluate(EvalPoint(number), snapshot, proof)
-                taken["vime"].append(time.perf_counter() - began)
-                assert output.detail["num_samples"] == args.samples, "the same work"
-                for kind, client in clients.items():
-                    taken[kind].append(await anyio.to_thread.run_sync(client))
-    return {client: seconds[1:] for client, seconds in taken.items()}
+                assert output.detail["num_samples"] == len(work.prompts), "the same work"
+                return time.perf_counter() - began
+
+            return await _rounds(["vime", *kinds], args.repeat, seconds_of)
 
 
-def _config(args: argparse.Namespace, root: Path, checkpoint: Path) -> EvalConfig:
+async def _rounds(
+    names: list[str], repeat: int, seconds_of: Callable[[str, int], Awaitable[float]]
+) -> Seconds:
+    """What ``seconds_of`` each in turn; each begins as many rounds, as far as that is possible."""
+    taken: Seconds = {name: [] for name in names}
+    for number in range(1 + repeat):  # the first is the warm-up
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name].append(await seconds_of(name, number))
+    return {name: seconds[1:] for name, seconds in taken.items()}
+
+
+def _config(args: argparse.Namespace, root: Path, checkpoint: Path, num_samples: int) -> EvalConfig:
     prompts = root / "sums.jsonl"
-    rows = (f'{{"input": "{n} + {n} =", "label": "{2 * n}"}}\n' for n in range(args.samples))
+    rows = (f'{{"input": "{n} + {n} =", "label": "{2 * n}"}}\n' for n in range(num_samples))
     prompts.write_text("".join(rows))
     return EvalConfig(
         prompt_data=(("sums", prompts),),

@@ -93,12 +93,13 @@ class SimulatedEngine:
             await asyncio.sleep(self._seconds)
         self._generated += num_tokens
         span = {"version": self._version(), "start": 0, "end": num_tokens}
+        logprob = {"logprob": _logprob(span["version"])}
         choice = {
             "index": 0,
             "finish_reason": "length",
             "token_ids": [72] * num_tokens,
             "weight_versions": [span],
-            "logprobs": {"content": [{"logprob": _logprob(span["version"])}] * num_tokens},
+            "logprobs": {"content": [logprob] * num_tokens} if is_probe else None,
         }
         return {"choices": [choice]}
 

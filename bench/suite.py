@@ -28,7 +28,7 @@ SUITE: Mapping[str, Sequence[str]] = {
     "stall": ("--gigabytes", "1", "--seconds", "30", "--points", "3"),
     "interference": ("--rounds", "5"),
     "tracing": (),
-    "runner": ("--samples", "256", "--repeat", "5"),
+    "runner": (),
     "latency": ("--gigabytes", "0.2", "--points", "6"),
     "ray": ("--gigabytes", "0.5", "--points", "500"),
     "pin": ("--engines", "1", "2", "--gigabytes", "0.5", "--repeat", "5"),

@@ -14,7 +14,10 @@ from tests.fsm.traces import Run, healthy_run, pinned_point
 from vime import __version__
 from vime.cli import main
 
-HEAVY = ("torch", "transformers", "vllm", "ray", "numpy", "matplotlib", "safetensors", "structlog")
+HEAVY = (
+    *("torch", "transformers", "vllm", "ray", "numpy", "matplotlib", "safetensors", "structlog"),
+    "aiohttp",
+)
 
 
 def vime(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from bench import cli
+from bench.runner import _rounds
 from bench.tracing import dropped
 from vime.fsm.machine import TracedMachine
 from vime.fsm.read import read_trace
@@ -147,11 +149,23 @@ def test_scale_wants_a_number_of_points_for_each_size_or_one_for_all(
 @pytest.mark.slow
 def test_runner_on_a_server_that_answers_at_once(tmp_path: Path) -> None:
     found = measured(
-        tmp_path, "runner", "--server", "instant", "--samples", "16", "--concurrency", "4",
-        "--repeat", "2", "--no-lm-eval",
+        tmp_path, "runner", "--server", "instant", "--samples-instant", "16",
+        "--concurrency", "4", "--repeat", "2", "--no-lm-eval",
     )  # fmt: skip
     assert units(found) == {"vime/instant": "samples/s", "bare/instant": "samples/s"}
     assert found["ratios"]["runner_over_client"] > 0
+
+
+def test_each_client_of_the_runner_begins_as_many_rounds_after_one_to_warm_up() -> None:
+    asked: list[str] = []
+
+    async def seconds_of(name: str, number: int) -> float:
+        asked.append(f"{name}{number}")
+        return float(number)
+
+    taken = anyio.run(_rounds, ["a", "b", "c"], 3, seconds_of)
+    assert taken == {name: [1.0, 2.0, 3.0] for name in "abc"}
+    assert asked == ["a0", "b0", "c0", "b1", "c1", "a1", "c2", "a2", "b2", "a3", "b3", "c3"]
 
 
 @pytest.mark.real

@@ -16,7 +16,7 @@ from vime.eval.snapshot.manifest import FILE, Manifest
 
 __all__ = ["checkpoints"]  # a fixture
 
-HEAVY = ("torch", "transformers", "vllm", "ray", "matplotlib", "anyio", "httpx")
+HEAVY = ("torch", "transformers", "vllm", "ray", "matplotlib", "anyio", "httpx", "aiohttp")
 
 
 @pytest.fixture

@@ -90,9 +90,8 @@ class Questions:
             assert generation.weight_version == snapshot.weight_version
             answers[number] = generation.token_ids
 
-        transport = self.world.transport(proof.base_url)
         async with (
-            open_generator(self.config, proof, transport) as generator,
+            open_generator(self.config, proof, self.world.connect) as generator,
             anyio.create_task_group() as tasks,
         ):
             for number in range(len(PROMPTS)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,8 @@ import anyio
 import httpx
 
 from tests.fleet.answers import Content, answer_of, read_content
-from vime.eval.contracts import Snapshot
+from vime.eval.contracts import PinProof, Snapshot
+from vime.eval.runner.http import Post, Unreachable
 from vime.fsm.trace import Record
 
 Answer = httpx.Response | None
@@ -379,6 +381,20 @@ class World:
             return await self.ask(base_url, asked)
 
         return httpx.MockTransport(handle)
+
+    @asynccontextmanager
+    async def connect(self, proof: PinProof) -> AsyncIterator[Post]:
+        """The runner's way to the fleet."""
+
+        async def post(path: str, body: bytes) -> tuple[int, bytes]:
+            asked = Asked("POST", path, f"Bearer {proof.api_key}", json.loads(body))
+            try:
+                answer = await self.ask(proof.base_url, asked)
+            except httpx.TransportError as error:
+                raise Unreachable(f"{type(error).__name__}: {error}") from error
+            return answer.status_code, answer.content
+
+        yield post
 
     async def ask(self, url: str, asked: Asked) -> httpx.Response:
         """Have the last process that was started at ``url`` answer."""

@@ -1,19 +1,22 @@
-"""An ASGI server that speaks the generation endpoint as vLLM 0.32 does, with faults on demand.
+"""A server in memory that speaks the generation endpoint as vLLM 0.32 does, with faults on demand.
 
 What it answers was copied from a real engine; ``test_real_engine.py`` runs the same code against
-one.
+one, and ``test_generate.py`` asks the double over sockets, too.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import httpx
 import orjson
+
+from vime.eval.contracts import PinProof
+from vime.eval.runner.http import Post, Unreachable
 
 EOS = 257
 Fault = Callable[[dict[str, Any]], "tuple[int, Any] | Exception | None"]
@@ -44,38 +47,38 @@ class EngineDouble:
         self.busiest = 0
         self._present = 0
 
-    @property
-    def transport(self) -> httpx.ASGITransport:
-        return httpx.ASGITransport(self)
+    @asynccontextmanager
+    async def connect(self, proof: PinProof) -> AsyncIterator[Post]:
+        """The way to it without a network."""
+        authorization = None if proof.api_key is None else f"Bearer {proof.api_key}"
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        assert scope["type"] == "http"
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        async def post(path: str, body: bytes) -> tuple[int, bytes]:
+            return await self.respond("POST", path, authorization, body)
+
+        yield post
+
+    async def respond(
+        self, method: str, path: str, authorization: str | None, body: bytes
+    ) -> tuple[int, bytes]:
+        """Answer one request; raises :class:`Unreachable` when there shall be no answer."""
         self._present += 1
         self.busiest = max(self.busiest, self._present)
         try:
             await anyio.lowlevel.checkpoint()  # a network always gives way
             if self.hold is not None:
                 await self.hold.wait()
-            status, content = self._respond(scope, orjson.loads(body))
+            status, content = self._answer(method, path, authorization, orjson.loads(body))
         finally:
             self._present -= 1
-        raw = content if isinstance(content, bytes) else orjson.dumps(content)
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": raw})
+        return status, content if isinstance(content, bytes) else orjson.dumps(content)
 
-    def _respond(self, scope: Any, request: dict[str, Any]) -> tuple[int, Any]:
+    def _answer(
+        self, method: str, path: str, authorization: str | None, request: dict[str, Any]
+    ) -> tuple[int, Any]:
         self.requests.append(request)
-        if (scope["method"], scope["path"]) != ("POST", "/inference/v1/generate"):
+        if (method, path) != ("POST", "/inference/v1/generate"):
             return 404, error(404, "Not Found")
-        key = dict(scope["headers"]).get(b"authorization", b"").decode()
-        if self.api_key is not None and key != f"Bearer {self.api_key}":
+        if self.api_key is not None and authorization != f"Bearer {self.api_key}":
             return 401, {"error": "Unauthorized"}
         if self.faults:
             fault = self.faults.pop(0)(request)
@@ -122,9 +125,9 @@ def status(code: int) -> Fault:
     return lambda request: (code, error(code, f"fault {code}"))
 
 
-def broken(exception: Exception) -> Fault:
-    """A fault of transport, once."""
-    return lambda request: exception
+def broken(request: dict[str, Any]) -> Unreachable:
+    """A fault: the connection breaks."""
+    return Unreachable("ReadError: gone")
 
 
 def _random_answer(tokens: list[int], seed: int) -> list[int]:

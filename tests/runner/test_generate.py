@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from tests.runner.engine_double import EngineDouble, answer, broken, status
+from tests.runner.sockets import serving, speaks_for
 from tests.virtual import run_virtual
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import PinProof
+from vime.eval.runner import generate
 from vime.eval.runner.generate import (
     MAX_ATTEMPTS,
+    Generation,
     Generator,
     PromptRefused,
     open_generator,
@@ -32,26 +34,51 @@ async def asking(
     engine: EngineDouble, key: str | None = "secret", **settings: Any
 ) -> AsyncIterator[Generator]:
     proof = PinProof("http://engine.test", "m", V, api_key=key)
-    async with open_generator(EvalConfig(**settings), proof, engine.transport) as generator:
+    async with open_generator(EvalConfig(**settings), proof, engine.connect) as generator:
         yield generator
+
+
+@asynccontextmanager
+async def asking_over_sockets(
+    engine: EngineDouble, key: str | None = "secret", **settings: Any
+) -> AsyncIterator[Generator]:
+    async with serving(speaks_for(engine)) as (url, _):
+        proof = PinProof(url, "m", V, api_key=key)
+        async with open_generator(EvalConfig(**settings), proof) as generator:
+            yield generator
 
 
 def sampling(**settings: Any) -> dict[str, Any]:
     return sampling_of(EvalConfig(**settings))
 
 
-def ask(engine: EngineDouble, prompt: list[int] = PROMPT, **settings: Any) -> Any:
-    """One request on virtual time: backoff and deadlines cost nothing."""
-
-    async def main() -> Any:
-        async with asking(engine, **settings) as generator:
-            own = {name: value for name, value in settings.items() if name != "key"}
-            return await generator.generate(prompt, 7, sampling(**own))
-
-    return run_virtual(main)
+Ask = Callable[..., Generation]
 
 
-def test_a_request_says_what_the_endpoint_expects() -> None:
+@pytest.fixture(params=["memory", "sockets"])
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """One request: on virtual time, and once more over the network, there without backoff."""
+    over_sockets = request.param == "sockets"
+    if over_sockets:
+        monkeypatch.setattr(generate, "FIRST_BACKOFF_S", 0.0)
+    way = asking_over_sockets if over_sockets else asking
+
+    def ask(
+        engine: EngineDouble,
+        prompt: list[int] = PROMPT,
+        key: str | None = "secret",
+        **settings: Any,
+    ) -> Generation:
+        async def main() -> Generation:
+            async with way(engine, key, **settings) as generator:
+                return await generator.generate(prompt, 7, sampling(**settings))
+
+        return anyio.run(main) if over_sockets else run_virtual(main)
+
+    return ask
+
+
+def test_a_request_says_what_the_endpoint_expects(ask: Ask) -> None:
     engine = EngineDouble(api_key="secret")
     ask(engine, temperature=0.5, top_p=0.9, max_response_len=8)
     assert engine.requests == [
@@ -63,13 +90,14 @@ def test_a_request_says_what_the_endpoint_expects() -> None:
                 "temperature": 0.5,
                 "top_p": 0.9,
                 "max_tokens": 8,
+                "detokenize": False,
                 "seed": 7,
             },
         }
     ]
 
 
-def test_an_answer_carries_its_tokens_its_end_and_its_weights() -> None:
+def test_an_answer_carries_its_tokens_its_end_and_its_weights(ask: Ask) -> None:
     engine = EngineDouble()
     engine.answer = lambda tokens, seed: [5, 6, 257]
     generation = ask(engine)
@@ -86,16 +114,14 @@ def test_an_answer_carries_its_tokens_its_end_and_its_weights() -> None:
         status(500),
         status(502),
         status(503),
-        broken(httpx.ConnectError("refused")),
-        broken(httpx.ReadError("gone")),
-        broken(httpx.RemoteProtocolError("closed")),
+        broken,
         lambda request: (200, b"<html>not json"),
         lambda request: (200, {"choices": []}),
         lambda request: (200, answer([5], V, "abort")),
         lambda request: (200, answer([5], "other", "abort")),
     ],
 )
-def test_a_passing_failure_is_tried_again(fault: Any) -> None:
+def test_a_passing_failure_is_tried_again(ask: Ask, fault: Any) -> None:
     engine = EngineDouble()
     engine.faults = [fault, fault]
     assert ask(engine).weight_version == V
@@ -103,14 +129,14 @@ def test_a_passing_failure_is_tried_again(fault: Any) -> None:
     assert engine.requests[0] == engine.requests[2]
 
 
-def test_a_lasting_failure_ends_the_evaluation_and_is_named() -> None:
+def test_a_lasting_failure_ends_the_evaluation_and_is_named(ask: Ask) -> None:
     engine = EngineDouble()
     engine.faults = [status(503)] * 100
     with pytest.raises(EvalSkip) as caught:
         ask(engine)
     assert caught.value.reason == "unhealthy"
     assert "8 attempts failed, the last one with: HTTP 503: fault 503" in caught.value.detail
-    assert "http://engine.test" in caught.value.detail
+    assert "generating at http://" in caught.value.detail
     assert len(engine.requests) == MAX_ATTEMPTS
 
 
@@ -144,7 +170,7 @@ def test_cancellation_ends_a_request_in_the_middle_of_its_backoff() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 413, 422])
-def test_a_prompt_that_the_engine_refuses_is_asked_once(code: int) -> None:
+def test_a_prompt_that_the_engine_refuses_is_asked_once(ask: Ask, code: int) -> None:
     engine = EngineDouble()
     engine.faults = [status(code)]
     with pytest.raises(PromptRefused, match=f"HTTP {code}: fault {code}"):
@@ -152,13 +178,13 @@ def test_a_prompt_that_the_engine_refuses_is_asked_once(code: int) -> None:
     assert len(engine.requests) == 1
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_the_engines_words() -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_the_engines_words(ask: Ask) -> None:
     with pytest.raises(PromptRefused, match=r"length 300.* is longer than the maximum model"):
         ask(EngineDouble(), [1] * 300)
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
-def test_a_fleet_that_does_not_know_us_ends_the_evaluation_at_once(code: int) -> None:
+def test_a_fleet_that_does_not_know_us_ends_the_evaluation_at_once(ask: Ask, code: int) -> None:
     engine = EngineDouble()
     engine.faults = [status(code)]
     with pytest.raises(EvalSkip, match=f"HTTP {code}") as caught:
@@ -167,14 +193,16 @@ def test_a_fleet_that_does_not_know_us_ends_the_evaluation_at_once(code: int) ->
     assert len(engine.requests) == 1
 
 
-def test_the_key_is_sent_only_where_there_is_one() -> None:
+def test_the_key_is_sent_only_where_there_is_one(ask: Ask) -> None:
     with pytest.raises(EvalSkip, match="HTTP 401: Unauthorized"):
         ask(EngineDouble(api_key="another"))
     assert ask(EngineDouble(), key=None).weight_version == V
 
 
 @pytest.mark.parametrize("version", ["default", "run:0:abc", None])
-def test_an_answer_from_other_or_unknown_weights_is_never_believed(version: str | None) -> None:
+def test_an_answer_from_other_or_unknown_weights_is_never_believed(
+    ask: Ask, version: str | None
+) -> None:
     engine = EngineDouble()
     engine.faults = [lambda request: (200, answer([5, 6], version))]
     with pytest.raises(EvalSkip) as caught:

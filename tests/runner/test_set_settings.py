@@ -48,7 +48,7 @@ async def test_each_set_is_asked_and_scored_by_its_own_settings(
             "many": {"n_samples_per_prompt": 4, "temperature": 0.7, "top_p": 0.5},
         },
     )
-    output = await StockEvaluation(config, tmp_path / "run", engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path / "run", engine.connect).evaluate(
         point, snapshot, proof
     )
     assert (output.metrics["eval/few"], output.metrics["eval/many"]) == (1.0, 0.0)
@@ -72,7 +72,7 @@ async def test_a_set_that_takes_fewer_examples_has_the_same_seeds_for_them(
         config = EvalConfig(
             prompt_data=data, n_samples_per_prompt=2, dataset_overrides={"toy": {"take": take}}
         )
-        stock = StockEvaluation(config, tmp_path / str(take), EngineDouble().transport)
+        stock = StockEvaluation(config, tmp_path / str(take), EngineDouble().connect)
         output = await stock.evaluate(point, snapshot, proof)
         seeds.append([r["seed"] for r in rows_of(output)])
     assert len(set(seeds[0])) == 12
@@ -93,7 +93,7 @@ async def test_a_prompt_that_is_too_long_fails_is_cut_or_left_out_and_is_counted
         max_prompt_len=10,
         overlong_prompt=policy,
     )
-    output = await StockEvaluation(config, tmp_path / "run", engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path / "run", engine.connect).evaluate(
         point, snapshot, proof
     )
     asked = [request["token_ids"] for request in engine.requests]
@@ -119,7 +119,7 @@ async def test_a_set_without_any_prompt_that_is_short_enough_has_no_score(
     config = EvalConfig(
         prompt_data=sets(tmp_path, toy=[row(LONG)]), max_prompt_len=10, overlong_prompt="skip"
     )
-    stock = StockEvaluation(config, tmp_path / "run", EngineDouble().transport)
+    stock = StockEvaluation(config, tmp_path / "run", EngineDouble().connect)
     with pytest.raises(EvalSkip, match=r"every prompt of toy has more than .* 10 tokens"):
         await stock.evaluate(point, snapshot, proof)
 
@@ -131,7 +131,7 @@ async def test_text_prompts_go_through_the_chat_template_where_that_is_wanted(
     config = EvalConfig(
         prompt_data=sets(tmp_path, toy=[row("hi")]), apply_chat_template=True, system_prompt="short"
     )
-    output = await StockEvaluation(config, tmp_path / "run", engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path / "run", engine.connect).evaluate(
         point, snapshot, proof
     )
     text = "".join(chr(token + 33) for token in engine.requests[0]["token_ids"][1:])

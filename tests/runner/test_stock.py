@@ -47,7 +47,7 @@ async def test_a_set_is_asked_scored_and_every_sample_written(
         n_samples_per_prompt=2,
         temperature=1.0,
     )
-    stock = StockEvaluation(config, tmp_path / "run", engine.transport)
+    stock = StockEvaluation(config, tmp_path / "run", engine.connect)
     output = await stock.evaluate(point, snapshot, proof)
 
     assert output.metrics["eval/toy"] == 0.5
@@ -90,7 +90,7 @@ async def test_the_same_evaluation_twice_gives_the_same_samples(
     )
     files = []
     for run in ("a", "b"):
-        stock = StockEvaluation(config, tmp_path / run, EngineDouble().transport)
+        stock = StockEvaluation(config, tmp_path / run, EngineDouble().connect)
         output = await stock.evaluate(point, snapshot, proof)
         assert output.samples_path is not None
         files.append(output.samples_path.read_bytes())
@@ -103,7 +103,7 @@ async def test_no_more_requests_than_allowed_are_in_flight(
     engine = EngineDouble()
     engine.hold = anyio.Event()
     config = make_config([{"input": f"q{i}", "label": ""} for i in range(40)], concurrency=6)
-    stock = StockEvaluation(config, tmp_path, engine.transport)
+    stock = StockEvaluation(config, tmp_path, engine.connect)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stock.evaluate, point, snapshot, proof)
         while engine.busiest < 6:
@@ -121,7 +121,7 @@ async def test_chat_messages_go_through_the_snapshots_template(
     engine = EngineDouble()
     messages = [{"role": "user", "content": "hi"}]
     config = make_config([{"input": messages, "label": ""}])
-    output = await StockEvaluation(config, tmp_path, engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path, engine.connect).evaluate(
         point, snapshot, proof
     )
     assert engine.requests[0]["token_ids"] == [256, *encoded("user:hi;assistant:")]
@@ -142,7 +142,7 @@ async def test_samples_that_fail_are_counted_named_and_score_zero(
     config = make_config(rows, custom_rm_path=f"{__name__}.picky", concurrency=1)
     bare = tmp_path / "bare"
     write_tokenizer(bare, chat=False)
-    output = await StockEvaluation(config, tmp_path, engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path, engine.connect).evaluate(
         point, Snapshot(1, bare, VERSION, "abc", owned=True), proof
     )
     assert output.metrics["eval/toy"] == 0.25
@@ -181,7 +181,7 @@ async def test_a_reward_that_awaits_what_was_cancelled_fails_its_sample_and_no_o
         reward_batch_size=batch_size,
         concurrency=1,
     )
-    stock = StockEvaluation(config, tmp_path, engine.transport)
+    stock = StockEvaluation(config, tmp_path, engine.connect)
     output = await stock.evaluate(point, snapshot, proof)
     assert (output.metrics["eval/toy"], output.metrics["eval/toy/failed_ratio"]) == (0.5, 0.5)
     (failure,) = output.detail["failures"]
@@ -208,13 +208,13 @@ async def test_samples_that_a_worker_gave_up_leave_no_score(
     proof: PinProof,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fill(self: Any, sample: Any, generator: Any) -> None:
+    async def fill(self: Any, sample: Any) -> None:
         if sample.prompt_index == 1:
             raise asyncio.CancelledError
 
     monkeypatch.setattr("vime.eval.runner.stock._Asker.fill", fill)
     config = make_config([{"input": "q0", "label": "yes"}] * 3, concurrency=1)
-    stock = StockEvaluation(config, tmp_path, EngineDouble().transport)
+    stock = StockEvaluation(config, tmp_path, EngineDouble().connect)
     with pytest.raises(RuntimeError, match="2 of 3 samples were given up half-way"):
         await stock.evaluate(point, snapshot, proof)
 
@@ -225,7 +225,7 @@ async def test_a_set_of_which_every_sample_failed_has_no_score(
     config = make_config(
         [{"input": "q0", "label": ""}] * 3, custom_rm_path=f"{__name__}.always_raises"
     )
-    stock = StockEvaluation(config, tmp_path, EngineDouble().transport)
+    stock = StockEvaluation(config, tmp_path, EngineDouble().connect)
     with pytest.raises(EvalSkip) as caught:
         await stock.evaluate(point, snapshot, proof)
     assert caught.value.reason == "crashed"
@@ -245,7 +245,7 @@ async def test_one_answer_of_other_weights_ends_the_evaluation_and_leaves_no_sco
     engine.faults = [lambda request: None] * 5
     engine.faults.append(lambda request: (200, answer([5, 257], "default")))
     config = make_config([{"input": f"q{i}", "label": ""} for i in range(200)], concurrency=2)
-    stock = StockEvaluation(config, tmp_path, engine.transport)
+    stock = StockEvaluation(config, tmp_path, engine.connect)
     with pytest.raises(EvalSkip) as caught:
         await stock.evaluate(point, snapshot, proof)
     assert caught.value.reason == "version_mixed"
@@ -262,7 +262,7 @@ async def test_a_fleet_that_is_gone_ends_the_evaluation(
     engine.faults = [status(401)] * 10
     config = make_config([{"input": "q0", "label": ""}] * 5)
     with pytest.raises(EvalSkip, match=r"unhealthy: toy prompt .*HTTP 401"):
-        await StockEvaluation(config, tmp_path, engine.transport).evaluate(point, snapshot, proof)
+        await StockEvaluation(config, tmp_path, engine.connect).evaluate(point, snapshot, proof)
 
 
 async def test_several_sets_are_asked_together_and_scored_apart(
@@ -273,7 +273,7 @@ async def test_several_sets_are_asked_together_and_scored_apart(
     for name, label in (("one", "a"), ("two", "b")):
         (tmp_path / name).write_text(json.dumps({"input": "q0", "label": label}))
     config = EvalConfig(prompt_data=(("one", tmp_path / "one"), ("two", tmp_path / "two")))
-    output = await StockEvaluation(config, tmp_path, engine.transport).evaluate(
+    output = await StockEvaluation(config, tmp_path, engine.connect).evaluate(
         point, snapshot, proof
     )
     assert (output.metrics["eval/one"], output.metrics["eval/two"]) == (1.0, 0.0)
@@ -283,7 +283,7 @@ async def test_a_base_evaluation_and_step_0_do_not_share_a_samples_file(
     make_config: MakeConfig, tmp_path: Path, snapshot: Snapshot, proof: PinProof
 ) -> None:
     config = make_config([{"input": "q0", "label": ""}])
-    stock = StockEvaluation(config, tmp_path, EngineDouble().transport)
+    stock = StockEvaluation(config, tmp_path, EngineDouble().connect)
     for point in (EvalPoint(0, hf_dir=snapshot.path), EvalPoint(0)):
         await stock.evaluate(point, snapshot, proof)
     names = sorted(path.name for path in (tmp_path / "samples").iterdir())
@@ -297,11 +297,11 @@ async def test_a_snapshot_without_a_tokenizer_uses_the_base_checkpoints(
     bare = Snapshot(1, tmp_path / "empty", VERSION, "abc", owned=True)
     rows = [{"input": "q0", "label": ""}]
     config = make_config(rows, hf_checkpoint=snapshot.path)
-    output = await StockEvaluation(config, tmp_path, EngineDouble().transport).evaluate(
+    output = await StockEvaluation(config, tmp_path, EngineDouble().connect).evaluate(
         point, bare, proof
     )
     assert output.metrics["eval/toy/failed_ratio"] == 0.0
-    lone = StockEvaluation(make_config(rows), tmp_path, EngineDouble().transport)
+    lone = StockEvaluation(make_config(rows), tmp_path, EngineDouble().connect)
     with pytest.raises(ValueError, match="empty: no tokenizer files in it, nor in --hf-check"):
         await lone.evaluate(point, bare, proof)
 
@@ -313,7 +313,7 @@ async def test_a_tokenizer_that_changes_between_snapshots_is_noticed_an_equal_on
     stock = StockEvaluation(
         make_config([{"input": [{"role": "user", "content": "q0"}], "label": ""}]),
         tmp_path,
-        engine.transport,
+        engine.connect,
     )
     same = shutil.copytree(snapshot.path, tmp_path / "same")
     other = shutil.copytree(snapshot.path, tmp_path / "other")
@@ -335,7 +335,7 @@ async def test_a_broken_tokenizer_is_named(
     broken = Snapshot(1, tmp_path, VERSION, "abc", owned=True)
     config = make_config([{"input": "q0", "label": ""}])
     with pytest.raises(ValueError, match="its tokenizer cannot be loaded"):
-        await StockEvaluation(config, tmp_path, EngineDouble().transport).evaluate(
+        await StockEvaluation(config, tmp_path, EngineDouble().connect).evaluate(
             point, broken, proof
         )
 
@@ -346,7 +346,7 @@ async def test_cancellation_ends_an_evaluation_and_leaves_no_samples_file(
     engine = EngineDouble()
     engine.hold = anyio.Event()
     config = make_config([{"input": f"q{i}", "label": ""} for i in range(9)], concurrency=3)
-    stock = StockEvaluation(config, tmp_path, engine.transport)
+    stock = StockEvaluation(config, tmp_path, engine.connect)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stock.evaluate, point, snapshot, proof)
         while engine.busiest < 3:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 #: A sample with at least this reward counts as correct for pass@k.
 CORRECT_REWARD = 1.0
@@ -114,6 +115,7 @@ def ks_for(num_samples: int) -> list[int]:
     return sorted({*powers, num_samples})
 
 
+@lru_cache(maxsize=4096)  # most prompts of a set have as many right answers as others
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """The unbiased estimate that at least one of k answers is correct: 1 − C(n−c, k)/C(n, k).
 

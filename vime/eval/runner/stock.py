@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
-import httpx
 
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import EvalOutput, EvalPoint, PinProof, Snapshot
@@ -24,6 +23,7 @@ from vime.eval.runner.generate import (
     sample_seed,
     sampling_of,
 )
+from vime.eval.runner.http import Connect, connect
 from vime.eval.runner.metrics import dataset_metrics
 from vime.eval.runner.rewards import Reward, RewardFailed, load_rewards
 from vime.eval.runner.samples import Sample, samples_path, write_samples
@@ -61,18 +61,13 @@ class StockEvaluation:
     Args:
         config: the eval sets, the sampling and the reward.
         run_dir: samples are written below it.
-        transport: for tests; the network if absent.
+        connect: the way to the fleet; over the network unless a test has another.
     """
 
-    def __init__(
-        self,
-        config: EvalConfig,
-        run_dir: Path,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, config: EvalConfig, run_dir: Path, connect: Connect = connect) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._transport = transport
+        self._connect = connect
         self._datasets: tuple[Dataset, ...] | None = None
         self._prompts: PromptCache | None = None
 
@@ -91,12 +86,9 @@ class StockEvaluation:
             dataset.name: _Set(sampling_of(dataset.settings), rewards[dataset.name])
             for dataset in self._datasets or ()
         }
-
-        def asking() -> AbstractAsyncContextManager[Generator]:
-            return open_generator(self._config, proof, self._transport)
-
-        asker = _Asker(prompts, sets)
-        await _in_parallel(asking, asker.fill, samples, self._config.concurrency)
+        async with open_generator(self._config, proof, self._connect) as generator:
+            asker = _Asker(prompts, sets, generator)
+            await _in_parallel(asker.fill, samples, self._config.concurrency)
         path = samples_path(self._run_dir, point, snapshot)
         await anyio.to_thread.run_sync(write_samples, path, samples)
         metrics: dict[str, float] = {}
@@ -121,6 +113,11 @@ class StockEvaluation:
         if self._datasets is None or self._prompts is None:
             self._datasets = load_datasets(self._config)
             self._prompts = PromptCache(self._datasets, self._config.hf_checkpoint)
+            prompts = self._prompts.get(snapshot)
+            # What was imported for it stays. To look through all that for garbage again and
+            # again takes a tenth of a quick evaluation's time.
+            gc.freeze()
+            return prompts
         return self._prompts.get(snapshot)
 
     def _planned(self, prompts: EncodedPrompts) -> Iterator[Sample]:
@@ -148,14 +145,17 @@ class _Set:
 class _Asker:
     """Makes one sample: asks for its answer, then for its reward."""
 
-    def __init__(self, prompts: EncodedPrompts, sets: dict[str, _Set]) -> None:
+    def __init__(
+        self, prompts: EncodedPrompts, sets: dict[str, _Set], generator: Generator
+    ) -> None:
         self._prompts = prompts
         self._sets = sets
+        self._generator = generator
 
-    async def fill(self, sample: Sample, generator: Generator) -> None:
+    async def fill(self, sample: Sample) -> None:
         """Fill in ``sample``; what only concerns this one becomes its ``failure``."""
         try:
-            await self._answer(sample, generator)
+            await self._answer(sample)
             if sample.output is not None:
                 reward = self._sets[sample.dataset].reward
                 sample.reward = await reward(sample.output, sample.label)
@@ -164,14 +164,14 @@ class _Asker:
         except EvalSkip as skip:
             raise EvalSkip(skip.reason, f"{sample.name}: {skip.detail}") from skip
 
-    async def _answer(self, sample: Sample, generator: Generator) -> None:
+    async def _answer(self, sample: Sample) -> None:
         token_ids = self._prompts.ids[sample.dataset][sample.prompt_index]
         if isinstance(token_ids, str):
             raise PromptRefused(token_ids)
         assert sample.seed is not None, "given when the sample was planned"
         own = self._sets[sample.dataset]
         own.clock.begin()
-        generation = await generator.generate(token_ids, sample.seed, own.sampling)
+        generation = await self._generator.generate(token_ids, sample.seed, own.sampling)
         own.clock.end()
         sample.output_token_ids = generation.token_ids
         sample.output = self._prompts.tokenizer.decode(generation.token_ids)
@@ -180,10 +180,7 @@ class _Asker:
 
 
 async def _in_parallel(
-    asking: Callable[[], AbstractAsyncContextManager[Generator]],
-    fill: Callable[[Sample, Generator], Awaitable[None]],
-    samples: Sequence[Sample],
-    concurrency: int,
+    fill: Callable[[Sample], Awaitable[None]], samples: Sequence[Sample], concurrency: int
 ) -> None:
     """``fill`` each sample, so many at once; the first :class:`EvalSkip` ends them all.
 
@@ -196,15 +193,14 @@ async def _in_parallel(
 
     async def work() -> None:
         nonlocal filled
-        async with asking() as generator:
-            for sample in remaining:
-                try:
-                    await fill(sample, generator)
-                except EvalSkip as skip:
-                    skips.append(skip)
-                    workers.cancel_scope.cancel()
-                    return
-                filled += 1
+        for sample in remaining:
+            try:
+                await fill(sample)
+            except EvalSkip as skip:
+                skips.append(skip)
+                workers.cancel_scope.cancel()
+                return
+            filled += 1
 
     async with anyio.create_task_group() as workers:
         for _ in range(min(concurrency, len(samples))):
