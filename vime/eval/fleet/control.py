@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -157,13 +156,11 @@ class Control:
         """The name of the weights."""
         return str((await self._call("GET", "/weight_info")).get("weight_version"))
 
-    def to_forget(self) -> tuple[Callable[[], Awaitable[object]], ...]:
-        """The calls that make it forget whatever was computed with other weights, in any order."""
-        return (
-            self._clear_prefix_cache,
-            partial(self._call, "POST", "/reset_mm_cache"),
-            partial(self._call, "POST", "/reset_encoder_cache"),
-        )
+    async def clear_caches(self) -> None:
+        """Forget whatever was computed with other weights."""
+        await self._clear_prefix_cache()
+        for path in ("/reset_mm_cache", "/reset_encoder_cache"):
+            await self._call("POST", path)
 
     async def _clear_prefix_cache(self) -> None:
         answer = await self._call("POST", "/reset_prefix_cache")
@@ -225,13 +222,12 @@ class Control:
         token = self._tokens.api_key if generation else self._tokens.control
         headers = {"Authorization": f"Bearer {token}"}
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.move_on_after(timeout_s) as deadline:
                 response = await self._client.request(method, path, headers=headers, **content)
-        except TimeoutError:
-            late = f"{path} has not answered after {timeout_s:.4g} s"
-            raise EngineFailure("overdue", late) from None
         except httpx.HTTPError as error:
             raise EngineFailure("gone", f"{path}: {type(error).__name__}: {error}") from error
+        if deadline.cancelled_caught:
+            raise EngineFailure("overdue", f"{path} has not answered after {timeout_s:.4g} s")
         if response.status_code != httpx.codes.OK:
             said = f"{path} answered {response.status_code}: {_short(response.text)}"
             raise EngineFailure("refused", said)
@@ -245,6 +241,7 @@ async def together(*calls: Callable[[], Awaitable[object]]) -> None:
         EngineFailure: of the first one that failed; the others are given up.
     """
     failures: list[EngineFailure] = []
+    first, *others = calls
 
     async def make(call: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -254,8 +251,9 @@ async def together(*calls: Callable[[], Awaitable[object]]) -> None:
             tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
-        for call in calls:
+        for call in others:
             tasks.start_soon(make, call)
+        await make(first)
     if failures:
         raise failures[0]
 

@@ -46,7 +46,7 @@ async def load_and_prove(
     path = str(snapshot.path.absolute())
     ranks = await control.load(path, snapshot.digest, snapshot.verify, timeout_s)
     check_loaded(ranks, snapshot, num_ranks)
-    await together(partial(_name_weights, control, version), *control.to_forget())
+    await together(partial(_name_weights, control, version), control.clear_caches)
     await control.resume()
     canary = await _prove_finite(control, ranks, version, call_timeout_s)
     return {

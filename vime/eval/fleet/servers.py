@@ -7,8 +7,7 @@ fleet knows where its engines are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -72,10 +71,9 @@ class Localize(Protocol):
         """Entering raises ``EngineFailure`` when it cannot be brought there."""
 
 
-@asynccontextmanager
-async def at_home(snapshot: Snapshot, index: int) -> AsyncIterator[Delivery]:  # noqa: ARG001
+def at_home(snapshot: Snapshot, index: int) -> AbstractAsyncContextManager[Delivery]:  # noqa: ARG001
     """Engines of this machine see what lies on it."""
-    yield Delivery(snapshot)
+    return nullcontext(Delivery(snapshot))
 
 
 class LocalLaunch:
