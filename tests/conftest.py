@@ -23,13 +23,24 @@ settings.load_profile("vime")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Folder → the one whose worker runs its real tests too, because they share an engine.
-TOGETHER = {"runner": "fleet"}
+#: Folder or module → the group of its real tests, where that is not its folder: those of `fleet`
+#: and `runner` share an engine, those of `ray` one of two clusters or none.
+GROUPS = {
+    "runner": "fleet",
+    "test_cluster": "nodes",
+    "test_driver_dies": "nodes",
+    "test_lost_depots": "nodes",
+    "test_example": "ray_example",
+}
 
-#: The longest ones begin first, so that neither of two workers is left with one at the end: the
-#: folders of real tests, and the modules of slow ones.
+#: Groups whose real tests share nothing: any worker may take any of them.
+APART = ("bench", "test_example_training")
+
+#: The longest ones begin first, so that no worker is left with one at the end: the groups of real
+#: tests, and the modules of slow ones.
 LONGEST_FIRST = (
-    *("fleet", "ray", "test_example_training", "bench", "chaos", "examples", "processes"),
+    *("fleet", "nodes", "test_example_training", "chaos", "examples", "ray_example", "processes"),
+    *("ray", "bench"),
     *("test_demo_kills", "test_kills", "test_runs", "test_whole_runs", "test_benchmarks"),
     *("test_eval", "test_whole_run", "test_exports"),
 )
@@ -62,7 +73,9 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it is untyp
     """One worker runs all tests of a group: they share engines, or what a module has made."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(nodeid, real=self.config.option.markexpr == "real")
+        real = self.config.option.markexpr == "real"
+        group = _group(nodeid, real=real)
+        return nodeid if real and group in APART else group
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
@@ -77,11 +90,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(nodeid: str, *, real: bool) -> str:
-    """A real test's is its folder, or the one that it goes with; any other's is its module."""
+    """That of a real test is its folder, or where it goes instead; any other's is its module."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    if not real or path.parent.name == "tests":
+    folder = path.parent.name
+    if not real or folder == "tests":
         return path.stem
-    return TOGETHER.get(path.parent.name, path.parent.name)
+    return GROUPS.get(path.stem) or GROUPS.get(folder, folder)
 
 
 def _order(item: pytest.Item) -> int:
