@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -326,6 +327,21 @@ async def test_a_tokenizer_that_changes_between_snapshots_is_noticed_an_equal_on
     assert encoders[0] is encoders[1]
     assert engine.requests[0]["token_ids"] == engine.requests[1]["token_ids"]
     assert engine.requests[2]["token_ids"] == encoded("q0")
+
+
+async def test_what_was_loaded_for_the_first_evaluation_is_not_looked_through_for_garbage(
+    make_config: MakeConfig, tmp_path: Path, point: EvalPoint, snapshot: Snapshot, proof: PinProof
+) -> None:
+    stock = StockEvaluation(
+        make_config([{"input": "q0", "label": ""}]), tmp_path, EngineDouble().connect
+    )
+    gc.unfreeze()
+    try:
+        await stock.evaluate(point, snapshot, proof)
+        assert gc.isenabled()
+        assert not any(found is stock._prompts for found in gc.get_objects())
+    finally:
+        gc.freeze()  # as it is during all tests
 
 
 async def test_a_broken_tokenizer_is_named(

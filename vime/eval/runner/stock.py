@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,10 @@ class StockEvaluation:
     def _prepare(self, snapshot: Path) -> EncodedPrompts:
         """On a worker thread: what is read from disk and computed before the first request."""
         if self._datasets is None or self._prompts is None:
-            self._datasets = load_datasets(self._config)
-            self._prompts = PromptCache(self._datasets, self._config.hf_checkpoint)
-            prompts = self._prompts.get(snapshot)
-            # What was imported for it stays. To look through all that for garbage again and
-            # again takes a tenth of a quick evaluation's time.
-            gc.freeze()
-            return prompts
+            with _all_of_it_stays():
+                self._datasets = load_datasets(self._config)
+                self._prompts = PromptCache(self._datasets, self._config.hf_checkpoint)
+                return self._prompts.get(snapshot)
         return self._prompts.get(snapshot)
 
     def _planned(self, prompts: EncodedPrompts) -> Iterator[Sample]:
@@ -131,6 +129,24 @@ class StockEvaluation:
                     yield Sample(
                         dataset.name, example.index, i, example.prompt, example.label, seed=seed
                     )
+
+
+@contextmanager
+def _all_of_it_stays() -> Iterator[None]:
+    """For what imports transformers, and reads whole sets: hardly any of it is ever garbage.
+
+    Python's collector would look through all of it again and again, which takes most of a second
+    of these imports, and a tenth of a quick evaluation later. Afterwards it passes over all that
+    is there by then.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass
