@@ -12,8 +12,12 @@ from tests.snapshots import TIED, write_checkpoint
 
 API_KEY = "secret"
 MODEL = "eval"
+NUM_BLOCKS = 512
+"""Of an engine's cache: three workers start seven engines at once, and a whole GiB for each is more
+memory than some machines have."""
 
 _WORDS = ("--served-model-name", MODEL, "--max-model-len", "256")
+_WORDS += ("--num-gpu-blocks-override", str(NUM_BLOCKS))
 _ENV = {"VLLM_API_KEY": API_KEY, "VLLM_SERVER_DEV_MODE": "1"}
 
 

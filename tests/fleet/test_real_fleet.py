@@ -29,7 +29,7 @@ from anyio.abc import SocketStream
 from bench.chaos.victims import below, first
 from bench.plain_engine import PlainEngine
 from tests.snapshots import CHANGES, TIED, change_tensors, write_checkpoint
-from tests.standing import API_KEY, MODEL, StandingEngine
+from tests.standing import API_KEY, MODEL, NUM_BLOCKS, StandingEngine
 from tests.watch import watching
 from vime.eval.config import EvalConfig
 from vime.eval.contracts import PinProof, Snapshot
@@ -65,7 +65,7 @@ class RealFleet:
             num_engines=2,
             base=root / "base",
             run_dir=root / "run",
-            vllm={"max_model_len": 256},
+            vllm={"max_model_len": 256, "num_gpu_blocks_override": NUM_BLOCKS},
             probe_interval_s=2.0,
             probe_timeout_s=15.0,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from tests.ray.conftest import ray_settings
+from tests.standing import NUM_BLOCKS
 from vime.fsm.check import check
 from vime.fsm.merge import Merge
 from vime.fsm.read import read_trace
@@ -129,6 +130,7 @@ def arguments(root: Path, run: str, **flags: Any) -> argparse.Namespace:
             "eval_max_response_len": 4,
             "eval_vllm_dtype": "float32",
             "eval_vllm_max_model_len": 64,
+            "eval_vllm_num_gpu_blocks_override": NUM_BLOCKS,
             "eval_start_timeout": 150.0,
         }
         | flags
