@@ -54,6 +54,7 @@ async def plain_engine(
         whole_env = {
             **os.environ,
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # into temporary files of its own
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             **(env or {}),

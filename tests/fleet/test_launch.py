@@ -71,6 +71,7 @@ def test_an_engine_has_the_tokens_in_its_environment_alone() -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     assert "the-" not in repr([engine_argv(FLEET, 1, None), router_argv(FLEET, 1, 2), TOKENS])
 

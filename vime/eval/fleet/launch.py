@@ -140,6 +140,8 @@ def engine_environment(
     }
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; without GPUs, several engines share the memory
+        # torch keeps that header among its temporary files, where no other engine would find it.
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         **kept,
         **device_environment(
             index,
