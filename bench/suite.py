@@ -30,7 +30,7 @@ SUITE: Mapping[str, Sequence[str]] = {
     "tracing": (),
     "runner": (),
     "latency": ("--gigabytes", "0.2", "--points", "6"),
-    "ray": ("--gigabytes", "0.5", "--points", "500"),
+    "ray": ("--gigabytes", "2", "--repeat", "1", "--points", "500"),
     "pin": ("--engines", "1", "2", "--gigabytes", "0.5", "--repeat", "5"),
 }
 LIMIT_S = 300.0

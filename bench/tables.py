@@ -124,7 +124,13 @@ AIMS = (
         1.15,
     ),
     Aim("ray", "vime/hold p50", "`dispatch` on a Ray cluster, median", 2, unit=" ms"),
-    Aim("ray", "transfer_to_four_over_one", "a snapshot to four nodes, over one of them", 1.3),
+    Aim(
+        "ray",
+        "transfer_to_four_over_one_linked",
+        "a snapshot to four nodes with a link each, over one of them",
+        1.3,
+    ),
+    Aim("ray", "transfer_to_four_over_one", "the same, where all nodes share the cores", 1.3),
     Aim("scale", "memory_growth_mb", "memory from point 100 to point 10,000", 20, unit=" MB"),
 )
 
