@@ -28,7 +28,7 @@ SUITE: Mapping[str, Sequence[str]] = {
     "stall": ("--gigabytes", "1", "--seconds", "30", "--points", "3"),
     "interference": ("--rounds", "5"),
     "tracing": (),
-    "runner": (),
+    "runner": ("--repeat", "7"),
     "latency": ("--gigabytes", "0.2", "--points", "6"),
     "ray": ("--gigabytes", "2", "--repeat", "1", "--points", "500"),
     "pin": ("--engines", "1", "2", "--gigabytes", "0.5", "--repeat", "5"),
