@@ -14,20 +14,26 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import train as on_one_machine
+from anyio.from_thread import start_blocking_portal
 
 from vime.eval import ConfigError
+from vime.eval.fleet.supervisor import FleetStartError
 from vime.eval.outcomes.live import LiveView, make_console
 from vime.eval.outcomes.report import link_latest, print_summary, write_report
+from vime.eval.processes.process import KeptProcess, spawn
 from vime.ray import Placement, PlacementError, RayEvalDispatcher, place, placement_layout
+
+RAY_START_S = 60.0
 
 
 class TrainActor:
@@ -158,30 +164,67 @@ def train_on_cluster(args: argparse.Namespace) -> None:
 @contextmanager
 def cluster(args: argparse.Namespace) -> Iterator[None]:
     """Connect to a cluster; without an address, make this machine one, with logical GPUs."""
-    import ray
-
     with ExitStack() as stack:
-        if args.address is not None:
-            stack.callback(ray.shutdown)
-            ray.init(address=args.address, log_to_driver=False)
-        else:
-            layout = placement_layout(args)
-            # Paths of sockets may have 107 characters; Ray's own directory would stay behind.
-            directory = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="vr-", dir="/tmp", ignore_cleanup_errors=True)
-            )
-            stack.callback(ray.shutdown)  # before its directory goes
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))  # else ~/.ray has one
-            ray.init(
-                num_cpus=layout.num_bundles,
-                num_gpus=layout.num_bundles,
-                include_dashboard=False,
-                log_to_driver=False,
-                _temp_dir=directory,
-            )
+        address = args.address or stack.enter_context(cluster_of_this_machine(args))
+        import ray  # it reads its environment now
+
+        stack.callback(ray.shutdown)
+        ours = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, log_to_driver=False)
+        signal.signal(signal.SIGTERM, ours)  # Ray has put one of its own in its place
         yield
+
+
+@contextmanager
+def cluster_of_this_machine(args: argparse.Namespace) -> Iterator[str]:
+    """A cluster of one node, in a session of its own; yields its address.
+
+    What ends the driver, all processes of its group included, leaves the cluster alone until the
+    driver has closed what runs there; and the cluster goes with the driver, its directory too.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    os.environ.pop("RAY_TMPDIR", None)  # its directory is one that goes with it
+    size, port = placement_layout(args).num_bundles, free_port()
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += [f"--num-cpus={size}", f"--num-gpus={size}", "--include-dashboard=false"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={port}"]
+    log_path = Path(args.eval_run_dir, "logs", "ray.log")
+
+    async def start() -> KeptProcess:
+        return await spawn(command, name="Ray", log_path=log_path, scratch=True)
+
+    with start_blocking_portal() as portal:
+        process = portal.call(start)
+        try:
+            wait_for(port, process)
+            yield f"127.0.0.1:{port}"
+        finally:
+            portal.call(process.end)
+
+
+def wait_for(port: int, process: KeptProcess) -> None:
+    """Wait until the cluster takes drivers.
+
+    Raises:
+        FleetStartError: it ended, or took too long.
+    """
+    give_up = time.monotonic() + RAY_START_S
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if process.has_ended() or time.monotonic() > give_up:
+            raise FleetStartError(f"Ray did not start: {process.log_path}\n{process.log_tail(5)}")
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """One that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -203,7 +203,8 @@ def run(
 
 
 def stop(_signal: int, _frame: FrameType | None) -> None:
-    """End the run in an orderly way."""
+    """End the run in an orderly way; a second signal does not cut that short."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
     raise SystemExit(TERMINATED)
 
 

@@ -311,6 +311,14 @@ def test_an_interrupted_run_ends_with_its_status_and_without_a_traceback(
     assert "Traceback" not in error
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_second_signal_does_not_cut_the_end_short() -> None:
+    signal.signal(signal.SIGTERM, train.stop)
+    with pytest.raises(SystemExit):
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @pytest.mark.real
 def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     command = [sys.executable, "-u", str(EXAMPLE), "--demo", "shared"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray_train
+import train
 
 from tests.ray.clusters import problems
 
@@ -55,3 +57,33 @@ def test_the_demo_trains_and_evaluates_in_three_regions_and_leaves_nothing(
     flags = json.loads((tmp_path / "run" / "flags.json").read_text())
     assert flags["eval_hf_dir"].startswith("/dev/shm/vime-demo-")
     assert not Path(flags["eval_hf_dir"]).exists()
+
+
+def test_a_demo_that_is_ended_with_its_whole_group_leaves_nothing(tmp_path: Path) -> None:
+    words = ["--demo", "fleet", "--eval-num-gpus", "1", "--eval-run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(
+        [sys.executable, ray_train.__file__, *words],
+        cwd=tmp_path,
+        env=os.environ | {"VIME_THIS_DEMO": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        assert any("on Ray" in line for line in demo.stdout)  # its engine is being started
+        started = processes_with("VIME_THIS_DEMO", str(tmp_path))
+        flags = json.loads((tmp_path / "run" / "flags.json").read_text())
+        directories = {process.environ().get("TMPDIR") for process in started} - {
+            None,
+            os.environ.get("TMPDIR"),
+        }
+        assert any(Path(str(directory), "ray").is_dir() for directory in directories)
+        os.killpg(demo.pid, signal.SIGTERM)
+        _, error = demo.communicate(timeout=120)
+    assert demo.returncode == train.TERMINATED, error
+    assert "Traceback" not in error
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
+    for directory in (flags["eval_hf_dir"], *directories):
+        assert not Path(str(directory)).exists()
