@@ -131,7 +131,7 @@ def arguments(root: Path, run: str, **flags: Any) -> argparse.Namespace:
             "eval_vllm_dtype": "float32",
             "eval_vllm_max_model_len": 64,
             "eval_vllm_num_gpu_blocks_override": NUM_BLOCKS,
-            "eval_start_timeout": 150.0,
+            "eval_start_timeout": 280.0,
         }
         | flags
     )

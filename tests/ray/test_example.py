@@ -16,7 +16,7 @@ import train
 
 from tests.ray.clusters import problems
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
@@ -39,7 +39,7 @@ def test_the_demo_trains_and_evaluates_in_three_regions_and_leaves_nothing(
         env=os.environ | {"VIME_THIS_DEMO": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=360,
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
