@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.irregular import IRREGULAR, replace
 from tests.snapshots import FINAL_NORM, change_tensors, checkpoints
 from vime.cli import main
 from vime.eval.contracts import Outcome
@@ -192,7 +193,7 @@ def test_scores_that_cannot_be_kept_are_told_and_one_that_cannot_be_read_is_bad_
     command.scores = tmp_path
     status, lines, err = command(steps / "step_10")
     assert (status, lines) == (2, [])
-    assert f"{tmp_path}: Is a directory" in err
+    assert f"--scores {tmp_path}: {tmp_path.name}: no regular file" in err
 
 
 def test_a_backend_in_the_working_directory_is_found_as_beside_a_script(
@@ -226,6 +227,38 @@ def test_the_ledger_survives_a_torn_line_and_a_stranger(tmp_path: Path) -> None:
     assert read.find("c", "s") == scored
     assert read.find("d", "s") == other
     assert read.find("d", "other") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": 5},
+        {"metrics": {"eval/a": True}},
+        {"metrics": {"eval/a": "1"}},
+        {"metrics": []},
+        {"rollout_id": True},
+        {"rollout_id": 1.0},
+        {"path": None},
+        {"run_dir": 3},
+        {"checkpoint": []},
+        {"settings": {}},
+    ],
+)
+def test_a_line_of_other_types_is_no_score(change: dict[str, Any], tmp_path: Path) -> None:
+    line = {"checkpoint": "c", "settings": "s", "path": "/x", "rollout_id": 1,
+            "metrics": {"eval/a": 0.5, "eval/b": None}, "run_dir": "/runs/1"}  # fmt: skip
+    path = tmp_path / "scores.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert Ledger(path).find("c", "s") is not None
+    path.write_text(json.dumps(line | change) + "\n")
+    assert Ledger(path).find("c", "s") is None
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+def test_a_ledger_that_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path) -> None:
+    replace(tmp_path / "scores", kind)
+    with pytest.raises(OSError, match="scores: no regular file"):
+        Ledger(tmp_path / "scores")
 
 
 def test_settings_count_by_what_a_score_depends_on(tmp_path: Path) -> None:
@@ -268,7 +301,7 @@ def test_a_checkpoint_is_its_weights_and_its_tokenizer(checkpoints: Path, tmp_pa
         (["{whole}"], "nothing to evaluate with: --eval-num-gpus N makes a fleet"),
         (["{whole}", "--eval-num-gpus", "1", "--eval-top-p", "3"], "--eval-top-p 3.0"),
         (["{whole}/.."], "no checkpoint, and checkpoints are in it: name them ({whole}/../*)"),
-        (["{whole}", "--scores", "{whole}", "--eval-function-path", BACKEND], "--scores {whole}: Is a d"),
+        (["{whole}", "--scores", "{whole}", "--eval-function-path", BACKEND], "--scores {whole}: whole: no reg"),
         (["{whole}", "--poll", "-1"], "argument --poll: '-1': expected seconds"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.irregular import IRREGULAR, replace
 from tests.snapshots import checkpoints, write_checkpoint
 from vime.cli import main
 from vime.eval.snapshot.manifest import FILE, Manifest
@@ -81,9 +83,9 @@ def test_each_broken_checkpoint_is_not_whole_and_its_fault_is_on_a_line(
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("tokenizer.json", b'{"model": {"type": "B', "tokenizer.json: no JSON: "),
-        ("tokenizer.json", b"", "tokenizer.json: no JSON: "),
-        ("generation_config.json", b"[1]", "generation_config.json: expected a JSON object"),
+        ("tokenizer.json", b'{"model": {"type": "B', "tokenizer.json: not JSON: "),
+        ("tokenizer.json", b"", "tokenizer.json: not JSON: "),
+        ("generation_config.json", b"[1]", "generation_config.json: a JSON object was expected"),
     ],
 )
 def test_a_side_file_that_nobody_could_read_is_a_fault(
@@ -114,6 +116,31 @@ def test_one_flipped_byte_is_found_unless_told_to_be_quick(
     assert status == 1
     assert "tensors whose bytes are not those of the manifest" in out
     assert verify(capsys, snapshot, "--quick")[0] == 0
+
+
+def test_a_side_file_that_was_changed_is_found(
+    snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (snapshot / "config.json").read_text()
+    (snapshot / "config.json").write_text(config.replace("512", "513"))
+    status, out, _ = verify(capsys, snapshot)
+    assert status == 1
+    assert "files whose bytes are not those of the manifest: config.json" in out
+    assert verify(capsys, snapshot, "--quick")[0] == 0
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors", FILE])
+def test_what_is_no_file_is_named_once_and_not_waited_for(
+    name: str, owned: bool, kind: str, snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not owned:
+        (snapshot / FILE).unlink()
+    replace(snapshot / name, kind)
+    status, out, _ = verify(capsys, snapshot)
+    assert status == 1
+    assert len(re.findall(rf"^  {name}: ", out, re.MULTILINE)) in ((1, 2) if owned else (1,))
 
 
 def test_a_torn_manifest_is_a_fault_among_the_others(

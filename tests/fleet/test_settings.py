@@ -70,7 +70,7 @@ def test_the_packages_are_looked_for_and_not_imported(base: Path) -> None:
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     (problem,) = problems(fleet(tmp_path / "nowhere"))
     assert problem.startswith(f"--hf-checkpoint {tmp_path}/nowhere: cannot be read: ")
-    assert "No such file or directory" in problem
+    assert "config.json: missing" in problem
 
 
 def test_a_base_with_a_torn_config_is_named(base: Path) -> None:
@@ -81,7 +81,10 @@ def test_a_base_with_a_torn_config_is_named(base: Path) -> None:
 
 def test_a_base_whose_config_is_no_object_is_named(base: Path) -> None:
     (base / "config.json").write_text("[]")
-    assert problems(fleet(base)) == [f"--hf-checkpoint {base}: its config.json is no JSON object"]
+    (problem,) = problems(fleet(base))
+    assert problem == (
+        f"--hf-checkpoint {base}: cannot be read: config.json: a JSON object was expected, not a list"
+    )
 
 
 def test_a_base_without_weights_is_named(base: Path) -> None:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.fsm.traces import Run
+from tests.irregular import IRREGULAR, replace
 from tests.programs.mortal import QuickFleet, opened, weight_of, write_checkpoint
 from vime.eval import ConfigError
 from vime.eval.contracts import Outcome
@@ -296,6 +297,23 @@ def test_what_is_no_trace_is_refused_and_not_touched(root: Path, content: bytes)
         resumed(root)
     assert path.read_bytes() == content
     assert [p.name for p in (root / "run").iterdir()] == ["trace.jsonl"]
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["trace.jsonl", "metrics.jsonl"])
+def test_what_is_no_file_in_the_place_of_one_is_refused_and_not_waited_for(
+    root: Path, run: Run, name: str, resume: bool, kind: str
+) -> None:
+    run.fire("point", 1, "dispatch")
+    if not resume:
+        (root / "run" / "trace.jsonl").unlink()
+    replace(root / "run" / name, kind)
+    is_there = name == "trace.jsonl" and not resume  # whatever it is, a run may be in it
+    with pytest.raises(ConfigError) as caught:
+        resumed(root, eval_resume=resume)
+    expected = "another run wrote there already" if is_there else f"{name}: no regular file"
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"sch', b'{"schema":1,"table_hash":"a0'])

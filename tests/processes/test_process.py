@@ -17,6 +17,7 @@ import anyio
 import psutil
 import pytest
 
+from tests.irregular import IRREGULAR, replace
 from tests.watch import Watch, watching
 from vime.eval.processes import process as process_module
 from vime.eval.processes.process import KeptProcess, spawn
@@ -295,6 +296,16 @@ async def test_a_command_that_is_not_there_is_named_and_leaves_nothing(log: Path
 async def test_a_command_that_is_no_program_is_named(log: Path) -> None:
     with pytest.raises(PermissionError, match="/dev/null"):
         await spawn(["/dev/null"], name="nothing", log_path=log)
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+async def test_a_log_that_is_no_file_is_refused_and_not_waited_for(kind: str, log: Path) -> None:
+    log.parent.mkdir()
+    replace(log, kind)
+    before = open_fds()
+    with anyio.fail_after(60), pytest.raises(OSError, match=r"no regular file|device|directory"):
+        await spawn(["true"], name="nothing", log_path=log)
+    assert open_fds() == before
 
 
 async def test_output_can_still_be_read_when_the_child_has_exited(log: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from tests.irregular import IRREGULAR
+from tests.irregular import replace as put
 from tests.ray.no_ray import World, all_engines, running, verify, world
 from tests.snapshots import checkpoints
 from vime.eval.fleet.control import EngineFailure
@@ -151,3 +155,14 @@ async def test_a_checkpoint_with_other_weights_under_the_same_path_is_not_taken_
 ) -> None:
     prints = {await Sender().fingerprint(checkpoints / name) for name in ("base", "whole", "none")}
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+async def test_what_is_no_weight_file_is_neither_taken_for_one_nor_waited_for(
+    kind: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoints / "whole", tmp_path / "whole")
+    put(tmp_path / "whole" / "model.safetensors", kind)
+    with anyio.fail_after(60):
+        print_ = await Sender().fingerprint(tmp_path / "whole")
+    assert print_ != await Sender().fingerprint(checkpoints / "whole")

@@ -177,6 +177,17 @@ CRAFTED: dict[str, Any] = {
     "a step that is text": set_in("rollout_id", "40"),
     "a step that is true": set_in("rollout_id", True),
     "a later schema": set_in("schema", 2),
+    "a schema that is true": set_in("schema", True),
+    "a schema that is no integer": set_in("schema", 1.0),
+    "a step that is no integer": set_in("rollout_id", 40.0),
+    "a size that is no integer": set_in("files/config.json/size", 721.0),
+    "a tensor's size that is true": set_in(f"tensors/{FINAL_NORM}/shape", [True]),
+    "a tensor's size that is no integer": set_in(f"tensors/{FINAL_NORM}/shape", [64.0]),
+    "a tensor's negative size": set_in(f"tensors/{FINAL_NORM}/shape", [-64]),
+    "a tensor's digest that is null": set_in(f"tensors/{FINAL_NORM}/digest", None),
+    "a file's digest that is null": set_in("files/config.json/digest", None),
+    "a digest of a file of tensors": set_in("files/model.safetensors/digest", "0" * 64),
+    "a kind of digest that is true": set_in("verify", True),
 }
 
 
@@ -203,6 +214,22 @@ def test_a_manifest_cut_anywhere_is_refused(manifest: Manifest) -> None:
     for end in range(0, len(content) - 1, 37):
         with pytest.raises(ManifestError):
             Manifest.parse(content[:end])
+
+
+@pytest.mark.parametrize("where", ["schema", "size", FINAL_NORM])
+def test_a_manifest_with_a_key_twice_is_refused(where: str, manifest: Manifest) -> None:
+    for content in (manifest.encode(), json.dumps(json.loads(manifest.encode())).encode()):
+        key = f'"{where}":'.encode()
+        assert key in content
+        with pytest.raises(ManifestError, match=f"the key '{where}' is there twice"):
+            Manifest.parse(content.replace(key, key + b" 1, " + key, 1))
+
+
+def test_a_manifest_says_what_is_wrong_with_its_digest(manifest: Manifest) -> None:
+    fields = json.loads(manifest.encode())
+    fields["files"]["config.json"]["digest"] = None
+    with pytest.raises(ManifestError, match=r"the digest of config\.json is None"):
+        Manifest.parse(json.dumps(fields).encode())
 
 
 JSON = st.recursive(

@@ -83,6 +83,33 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "too many bytes": ({"a": entry(0, 4)}, b"00000", "1 bytes too many"),
     "a header that is a list": ([1], b"", "a JSON object was expected"),
     "a header that is no JSON": (b"{'a'}", b"", "not JSON"),
+    "a header with a tensor twice": (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+        b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"0",
+        "header: the key 'a' is there twice",
+    ),
+    "a header with a tensor twice, once under another spelling": (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+        b'"\\u0061": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"0",
+        "header: the key 'a' is there twice",
+    ),
+    "a header with a field twice": (
+        b'{"a": {"dtype": "U8", "shape": [1], "shape": [1], "data_offsets": [0, 1]}}',
+        b"0",
+        "header: the key 'shape' is there twice",
+    ),
+    "metadata that is a number": ({"__metadata__": 5, "a": entry(0, 1)}, b"0", "__metadata__"),
+    "metadata with a number": ({"__metadata__": {"a": 1}, "a": entry(0, 1)}, b"0", "__metadata__"),
+    "a header that begins with a blank": (b' {"a": []}', b"", "begin with a brace"),
+    "offsets that are true": ({"a": entry(False, True)}, b"0", "makes no sense"),
+    "offsets that are no integers": ({"a": entry(0.0, 1.0)}, b"0", "makes no sense"),
+    "a size that is not a number": (
+        b'{"a": {"dtype": "U8", "shape": [NaN], "data_offsets": [0, 1]}}',
+        b"0",
+        "not JSON",
+    ),
     "a header nested without end": (b"[" * 50_000, b"", "not JSON"),
     "no header": (b"", b"", "header of 0 bytes"),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +65,17 @@ def identity(run_id: str) -> dict[str, Any]:
 def run_of(fields: dict[str, Any]) -> str | None:
     """The run that an :func:`identity` names."""
     run_id = fields.get("run_id")
-    return run_id if fields.get("schema") == _SCHEMA and isinstance(run_id, str) else None
+    schema = fields.get("schema")
+    return run_id if type(schema) is int and schema == _SCHEMA and type(run_id) is str else None
 
 
 def _take(path: Path, run_id: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         descriptor = os.open(path, flags, 0o600)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, f"{path.name}: no regular file", str(path))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_file(descriptor, path):
                 os.ftruncate(descriptor, 0)

@@ -333,7 +333,7 @@ def _scores(metrics: dict[str, float]) -> str:
     parts = []
     for name, value in sorted(metrics.items()):
         error = metrics.get(f"{name}/stderr")
-        if error is not None:
+        if error is not None and value is not None:
             parts.append(f"{name.removeprefix('eval/')} {value:.4g} ± {error:.2g}")
     return "; ".join(parts) or f"{len(metrics)} metrics"
 

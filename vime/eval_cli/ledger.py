@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from vime.eval.config import EvalConfig
+from vime.eval.snapshot.files import append_regular, open_regular
 
 #: Fields of the config that say where, when and how long, and never what the score is.
 _NO_MATTER = frozenset({
@@ -19,6 +22,7 @@ _NO_MATTER = frozenset({
     "concurrency", "hf_checkpoint", "ci_test", "run_dir", "uses_snapshots", "prompt_data",
 })  # fmt: skip
 _CHUNK_BYTES = 1 << 20
+_MAX_LINE = 16 << 20
 _WEIGHTS = ".safetensors"
 
 
@@ -60,7 +64,7 @@ class Ledger:
         self.path = path
         self._known: dict[tuple[str, str], Scored] = {}
         if path.exists():
-            for line in path.read_bytes().splitlines():
+            for line in _lines(path):
                 scored = _parse(line)
                 if scored is not None:
                     self._known[scored.checkpoint, scored.settings] = scored
@@ -78,8 +82,7 @@ class Ledger:
         self._known[scored.checkpoint, scored.settings] = scored
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = orjson.dumps(asdict(scored), option=orjson.OPT_APPEND_NEWLINE)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o644)
+        descriptor = append_regular(self.path, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -91,12 +94,23 @@ class Ledger:
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written")
 
 
+def _lines(path: Path) -> Iterator[bytes]:
+    with BufferedReader(_regular(path)) as lines:
+        yield from iter(lambda: lines.readline(_MAX_LINE), b"")
+
+
 def _parse(line: bytes) -> Scored | None:
     """A line's content; ``None`` for one that was torn, or is somebody else's."""
     try:
-        return Scored(**orjson.loads(line))
+        scored = Scored(**orjson.loads(line))
     except (orjson.JSONDecodeError, TypeError):
         return None
+    texts = (scored.checkpoint, scored.settings, scored.path, scored.run_dir)
+    sound = all(type(text) is str for text in texts) and type(scored.rollout_id) is int
+    if not sound or type(scored.metrics) is not dict:
+        return None
+    numbers = all(value is None or type(value) in (int, float) for value in scored.metrics.values())
+    return scored if numbers else None
 
 
 def settings_identity(config: EvalConfig) -> str:
@@ -146,10 +160,17 @@ def _content(path: Path) -> str:
     digest = hashlib.sha256()
     for name, file in _files(path):
         digest.update(f"{name}\0".encode())
-        with file.open("rb") as content:
+        with _regular(file) as content:
             while chunk := content.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _regular(path: Path) -> FileIO:
+    try:
+        return open_regular(path)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

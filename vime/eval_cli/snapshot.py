@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ def examine(directory: Path, against: str | Path | None, *, digests: bool) -> Fi
         message = str(error).replace("--hf-checkpoint", "--against", 1)
         raise UsageError(message) from error
     finding = Finding(directory)
-    owned = (directory / FILE).exists()
+    owned = os.path.lexists(directory / FILE)
     if owned:
         try:
             manifest = Manifest.read(directory)
@@ -110,7 +111,11 @@ def examine(directory: Path, against: str | Path | None, *, digests: bool) -> Fi
     else:
         finding.num_tensors, finding.num_bytes = len(verified.tensors), verified.num_bytes
         finding.notes += verified.notes
-    finding.problems = [*finding.problems, *unreadable_json(directory)]
+    known = {problem.partition(":")[0] for problem in finding.problems}
+    finding.problems = [
+        *finding.problems,
+        *(p for p in unreadable_json(directory) if p.partition(":")[0] not in known),
+    ]
     return finding
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ import anyio.to_thread
 from blake3 import blake3
 
 from vime.eval.contracts import Snapshot
+from vime.eval.snapshot.files import open_regular, read_small_file
 from vime.ray.host import Facts, facts_here
 from vime.ray.node_store import FileFacts, NodeStore, NotReceived
 
@@ -30,6 +32,7 @@ CHUNK_BYTES: Final = 16 << 20
 #: Pieces under way at once, beside one a node; all of them lie in the driver's object store.
 _NUM_CHUNKS: Final = 5
 _EDGE_BYTES: Final = 4096
+_MAX_WORD_BYTES: Final = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ class Depot:
         """Where it is, and under which name the driver's staging directory is visible here."""
         nonce = self._order.nonce
         try:
-            found = await anyio.to_thread.run_sync((self._root / nonce.name).read_text)
-        except OSError:
+            found = await anyio.to_thread.run_sync(_word_in, self._root / nonce.name)
+        except ValueError:
             return self.facts(), None
         return self.facts(), self._root if found == nonce.value else None
 
@@ -233,7 +236,7 @@ class Sender:
         """One piece, in the object store."""
         import numpy
 
-        with self._reading, path.open("rb", buffering=0) as file:
+        with self._reading, open_regular(path) as file:
             if self._buffer is None:  # fresh memory for each piece would cost as much as reading
                 self._buffer = numpy.empty(CHUNK_BYTES, numpy.uint8)
             piece = self._buffer[:count]
@@ -289,6 +292,10 @@ def _put(data: Any) -> Any:
     return ray.put(data)
 
 
+def _word_in(path: Path) -> str:
+    return read_small_file(path, _MAX_WORD_BYTES, follow_link=False).decode(errors="replace")
+
+
 def travelling_files(path: Path, owned: bool) -> dict[str, FileFacts]:
     """Path within a checkpoint → the file, of what an engine needs.
 
@@ -318,7 +325,7 @@ def fingerprint(path: Path) -> str:
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else ():
         size = file.stat().st_size
         hasher.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
+        with suppress(ValueError), open_regular(file) as stream:  # a pipe is no weight file
             hasher.update(stream.read(_EDGE_BYTES))
             stream.seek(max(0, size - _EDGE_BYTES))
             hasher.update(stream.read(_EDGE_BYTES))

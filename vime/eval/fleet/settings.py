@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,6 +13,9 @@ from typing import Any
 from vime.eval.config import ConfigError, EvalConfig
 from vime.eval.config.engines import command_line
 from vime.eval.fleet.devices import allowed_cores, visible_gpus
+from vime.eval.snapshot.base import read_config
+from vime.eval.snapshot.files import open_regular
+from vime.eval.snapshot.side_files import irregular_files
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- a file system, not a temporary file
 
@@ -142,14 +144,15 @@ def _package_problems() -> list[str]:
 def _checkpoint_problems(base: Path) -> list[str]:
     """An engine would say the same, half a minute later and in a hundred lines."""
     try:
-        config = json.loads((base / "config.json").read_bytes())
+        read_config(base)
         weights = sorted(base.glob("*.safetensors"))
         for path in weights:
-            path.open("rb").close()
+            open_regular(path).close()
+        irregular = irregular_files(base)
     except (OSError, ValueError) as error:
         return [f"--hf-checkpoint {base}: cannot be read: {error}"]
-    if not isinstance(config, dict):
-        return [f"--hf-checkpoint {base}: its config.json is no JSON object"]
+    if irregular:
+        return [f"--hf-checkpoint {base}: cannot be read: {'; '.join(irregular)}"]
     if not weights:
         return [f"--hf-checkpoint {base}: no .safetensors file there; the engines start from one"]
     return []

@@ -55,6 +55,7 @@ class RunDirectory:
             self._refuse_another(resume)
             self._lock = self._take_lock(run_id)
             self._refuse_another(resume)  # which came in between
+            self._refuse_irregular()
             self.past = self._read_past()
             self.trace = self._open_trace(run_id)
         except OSError as error:
@@ -90,6 +91,12 @@ class RunDirectory:
                 "another run wrote there already; name a new directory, or add --eval-resume to "
                 "go on with that run",
             )
+
+    def _refuse_irregular(self) -> None:
+        """A pipe in the place of a file would have its reader or writer wait for ever."""
+        for name in (TRACE, METRICS):
+            if (self.path / name).exists() and not (self.path / name).is_file():
+                raise _problem(self.path, f"{name}: no regular file; move it away")
 
     def _take_lock(self, run_id: str) -> FileLock | None:
         try:

@@ -23,7 +23,7 @@ def mend_tail(path: Path) -> int:
         OSError: it cannot be read or written.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from vime.eval.contracts import Outcome
+from vime.eval.snapshot.files import append_regular
 
 #: What MLflow does not take in a metric's name.
 _NO_MLFLOW_NAME = re.compile(r"[^\w./ :-]", re.ASCII)
@@ -46,9 +47,7 @@ class JsonLinesTracker:
         line = orjson.dumps(asdict(outcome), option=orjson.OPT_APPEND_NEWLINE)
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(
-                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            self._descriptor = append_regular(self.path, 0o644)
             if _ends_torn(self._descriptor):
                 line = b"\n" + line
         written = os.write(self._descriptor, line)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ import anyio.to_thread
 
 from vime.eval.processes import keeper
 from vime.eval.processes.pipes import PipeReader, PipeWriter
+from vime.eval.snapshot.files import append_regular
 
 #: The environment variable that marks a kept tree: one identifier for each keeper above it.
 MARKER: Final = "VIME_KEEPER"
@@ -349,11 +349,9 @@ def _detach(stream: object) -> int | None:
 def _open_log(path: Path) -> tuple[int, int]:
     """The log, opened for appending, and its present size in bytes."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode):
-        os.fchmod(fd, 0o600)
-    return fd, status.st_size
+    fd = append_regular(path, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd, os.fstat(fd).st_size
 
 
 def _marked(env: Mapping[str, str], marker: str) -> dict[str, str]:

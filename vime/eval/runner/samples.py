@@ -87,7 +87,8 @@ def write_samples(path: Path, rows: Iterable[Sample | Mapping[str, Any]]) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:
             for row in rows:
                 file.write(_line(row))
         part.replace(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.snapshot.files import read_json_object
+from vime.eval.snapshot.side_files import irregular_files
 from vime.eval.snapshot.weights import TensorInfo, WeightsError, read_weights
 
 CONFIG = "config.json"
@@ -68,6 +69,9 @@ class BaseSpec:
         """
         try:
             config = read_config(directory)
+            irregular = irregular_files(directory)
+            if irregular:
+                raise ValueError("; ".join(irregular))
             tensors = loadable(read_weights(directory))
         except ValueError as error:
             problems = error.problems if isinstance(error, WeightsError) else [str(error)]

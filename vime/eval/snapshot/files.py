@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import stat
 from collections.abc import Iterable
@@ -25,9 +27,9 @@ def open_regular(path: Path, *, follow_link: bool = True) -> FileIO:
         ValueError: it is missing, unreadable, a link (unless ``follow_link``) or no regular file;
             the message names the file alone, not its directory.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_link else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags)
+        fd = os.open(path, flags if follow_link else flags | os.O_NOFOLLOW)
     except OSError as error:
         raise ValueError(f"{path.name}: {_why_unopened(path, error)}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -37,11 +39,34 @@ def open_regular(path: Path, *, follow_link: bool = True) -> FileIO:
 
 
 def _why_unopened(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENXIO:  # a socket, or a device that nothing drives
+        return "no regular file"
     if path.is_symlink():
         return f"a link that leads nowhere or is not allowed here (to {path.readlink()})"
     if isinstance(error, FileNotFoundError):
         return "missing"
     return f"cannot be opened: {error.strerror}"
+
+
+def append_regular(path: Path, mode: int) -> int:
+    """Open a regular file for reading, and for writing at its end; it is made when missing.
+
+    Args:
+        path: a pipe or a device in its place is refused, not waited for.
+        mode: of a new file.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags, mode)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return fd
 
 
 def read_small_file(path: Path, max_bytes: int, *, follow_link: bool) -> bytes:
@@ -60,21 +85,29 @@ def read_small_file(path: Path, max_bytes: int, *, follow_link: bool) -> bytes:
             raise ValueError(f"{path.name}: cannot be read: {error.strerror}") from None
 
 
-def read_json_object(path: Path, max_bytes: int, *, follow_link: bool) -> dict[str, Any]:
+def read_json_object(
+    path: Path, max_bytes: int, *, follow_link: bool, unique: bool = False
+) -> dict[str, Any]:
     """A JSON object that a small file holds.
 
     Raises:
-        ValueError: as :func:`read_small_file`, or it holds no JSON object.
+        ValueError: as :func:`read_small_file` and :func:`json_object`.
     """
     content = read_small_file(path, max_bytes, follow_link=follow_link)
-    return json_object(content, path.name)
+    return json_object(content, path.name, unique=unique)
 
 
-def json_object(content: bytes, name: str) -> dict[str, Any]:
+def json_object(content: bytes, name: str, *, unique: bool = False) -> dict[str, Any]:
     """Decode a JSON object; ``name`` says whose it is.
 
+    Args:
+        content: the text.
+        name: for the message.
+        unique: refuse a key that an object has twice: of two readers, one believes the first and
+            the other the last.
+
     Raises:
-        ValueError: it is not JSON, or another kind of value.
+        ValueError: it is not JSON, or another kind of value, or has a key twice.
     """
     try:
         value = orjson.loads(content)
@@ -82,7 +115,30 @@ def json_object(content: bytes, name: str) -> dict[str, Any]:
         raise ValueError(f"{name}: not JSON: {error}") from None
     if type(value) is not dict:
         raise ValueError(f"{name}: a JSON object was expected, not a {type(value).__name__}")
+    if unique:
+        _refuse_repeated_keys(content, value, name)
     return value
+
+
+def _refuse_repeated_keys(content: bytes, value: dict[str, Any], name: str) -> None:
+    try:
+        usual = [orjson.dumps(value), orjson.dumps(value, option=orjson.OPT_INDENT_2)]
+    except orjson.JSONEncodeError:  # it writes less deeply nested texts than it reads
+        usual = []
+    if content.strip() in usual:
+        return  # nothing was lost, and that was found out far quicker than it is below
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"{name}: the key {key!r} is there twice")
+            seen.add(key)
+
+    try:
+        json.loads(content.decode(), object_pairs_hook=look, parse_int=len, parse_float=len)
+    except RecursionError:
+        raise ValueError(f"{name}: it is nested without end") from None
 
 
 def list_files(directory: Path) -> tuple[dict[str, int], list[str]]:
@@ -197,7 +253,7 @@ def flush(directory: Path) -> None:
     """
     files = [directory / name for name in list_files(directory)[0]]
     for file in files:
-        _fsync(file, os.O_RDONLY)
+        _fsync(file, os.O_RDONLY | os.O_NONBLOCK)
     for parent in {directory, *(parent for f in files for parent in f.parents)}:
         if parent.is_relative_to(directory):
             flush_directory(parent)

@@ -7,13 +7,12 @@ was finished. :func:`combined_digest` is what a snapshot and an engine must agre
 from __future__ import annotations
 
 import mmap
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 from blake3 import blake3
@@ -21,10 +20,10 @@ from blake3 import blake3
 from vime.eval.snapshot.files import (
     json_object,
     list_files,
-    open_regular,
     read_small_file,
     write_new,
 )
+from vime.eval.snapshot.pages import CHUNK_BYTES, Pages, digest_of
 from vime.eval.snapshot.stamps import FULL, MODES, stamps
 from vime.eval.snapshot.weights import DTYPES, TensorInfo, read_weights
 
@@ -34,7 +33,6 @@ SCHEMA = 1
 MAX_BYTES = 256 << 20
 """A manifest larger than this (about a million tensors) is refused unread."""
 
-_CHUNK_BYTES = 16 << 20
 _MAX_COUNT = 2**63 - 1
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -131,7 +129,7 @@ class Manifest:
             sizes |= list_files(directory)[0]
         sizes.pop(FILE, None)
         files = {
-            name: ManifestFile(size, None if name in weight_files else _digest_of(directory / name))
+            name: ManifestFile(size, None if name in weight_files else digest_of(directory / name))
             for name, size in sorted(sizes.items())
         }
         return cls(run_id, rollout_id, combined_digest(tensors), tensors, files, verify)
@@ -157,12 +155,17 @@ class Manifest:
             ManifestError: says what is wrong with it.
         """
         try:
-            fields = json_object(content, FILE)
-            _expect(fields.get("schema") == SCHEMA, "schema", fields.get("schema"))
+            fields = json_object(content, FILE, unique=True)
+            schema = fields.get("schema")
+            _expect(type(schema) is int and schema == SCHEMA, "schema", schema)
             verify = fields.get("verify", FULL)
             _expect(verify in MODES, "verify", verify)
             tensors = {n: _tensor(n, e) for n, e in _object(fields, "tensors").items()}
-            files = {n: _file(n, e) for n, e in _object(fields, "files").items()}
+            weight_files = {tensor.file for tensor in tensors.values()}
+            files = {
+                name: _file(name, entry, holds_tensors=name in weight_files)
+                for name, entry in _object(fields, "files").items()
+            }
             manifest = cls(
                 run_id=_run_id(fields.get("run_id")),
                 rollout_id=_rollout_id(fields.get("rollout_id")),
@@ -263,56 +266,15 @@ def digest_tensors(
         if name not in known:
             by_file.setdefault(info.file, []).append((info.start, info.end, name))
     digests = dict(known)
-    with mmap.mmap(-1, _CHUNK_BYTES) as buffer:
+    with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         for file_name, spans in sorted(by_file.items()):
-            with _Pages(directory / file_name, buffer) as pages:
+            with Pages(directory / file_name, buffer) as pages:
                 for start, end, name in sorted(spans):
                     digests[name] = pages.digest(start, end)
     return {
         name: ManifestTensor(info.dtype, info.shape, digests[name], info.file)
         for name, info in sorted(infos.items())
     }
-
-
-def _digest_of(path: Path) -> str:
-    with mmap.mmap(-1, _CHUNK_BYTES) as buffer, _Pages(path, buffer) as pages:
-        return pages.digest(0, pages.size)
-
-
-class _Pages:
-    """A file that is read in large pieces, each of which may hold many small tensors."""
-
-    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
-        self._file = open_regular(path)
-        self._name = path.name
-        self._view = memoryview(buffer)
-        self._start = self._end = 0
-        self.size = os.fstat(self._file.fileno()).st_size
-
-    def digest(self, start: int, end: int) -> str:
-        """Hexadecimal BLAKE3 of the bytes from ``start`` to ``end``."""
-        hasher = blake3()
-        while start < end:
-            if not self._start <= start < self._end:
-                self._load(start)
-            stop = min(end, self._end)
-            with self._view[start - self._start : stop - self._start] as piece:
-                hasher.update(piece)
-            start = stop
-        return hasher.hexdigest()
-
-    def _load(self, position: int) -> None:
-        count = os.preadv(self._file.fileno(), [self._view], position)
-        if not count:
-            raise ValueError(f"{self._name}: it became shorter while it was read")
-        self._start, self._end = position, position + count
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._view.release()
-        self._file.close()
 
 
 def check_run_id(run_id: object) -> str:
@@ -355,15 +317,17 @@ def _tensor(name: str, entry: object) -> ManifestTensor:
     raise ValueError(f"{FILE}: the entry of the tensor {name} makes no sense")
 
 
-def _file(name: str, entry: object) -> ManifestFile:
+def _file(name: str, entry: object, *, holds_tensors: bool) -> ManifestFile:
     _safe_name(name)
+    what = f"the digest of {name}"
     match entry:
         case {"size": size, "digest": digest}:
             _expect(_is_count(size), f"the size of {name}", size)
             assert type(size) is int
-            return ManifestFile(
-                size, None if digest is None else _digest(f"the digest of {name}", digest)
-            )
+            if holds_tensors:  # each of them has its own
+                _expect(digest is None, what, digest)
+                return ManifestFile(size, None)
+            return ManifestFile(size, _digest(what, digest))
     raise ValueError(f"{FILE}: the entry of the file {name} makes no sense")
 
 

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 
 import orjson
@@ -156,10 +157,10 @@ def remove_tree(path: Path) -> None:
     """Remove a directory, or whatever is in its place; what cannot be removed is logged."""
     for attempt in range(1, _REMOVALS + 1):
         try:
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            else:
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
+            else:
+                path.unlink()
             return
         except OSError as error:  # an interrupted export may still be writing there
             if not os.path.lexists(path):
@@ -172,7 +173,10 @@ def _died_at_birth(room: Path) -> bool:
     """Whether its run died before it could write its marker, and so before anything else."""
     inside = list(room.iterdir())
     marker = room / _OWNER
-    return not inside or (inside == [marker] and marker.lstat().st_size == 0)
+    if inside != [marker]:
+        return not inside
+    status = marker.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _owner_of(room: Path) -> str | None:

@@ -30,6 +30,8 @@ from vime.eval.snapshot.compare import (
 )
 from vime.eval.snapshot.files import list_files
 from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError, digest_tensors
+from vime.eval.snapshot.pages import digest_of
+from vime.eval.snapshot.side_files import irregular_files
 from vime.eval.snapshot.stamps import FULL
 from vime.eval.snapshot.weights import TensorInfo, WeightsError, read_weights
 
@@ -96,6 +98,7 @@ def verify(
             manifest = _own_manifest(directory, problems)
         if owned and manifest is not None:
             problems += _file_problems(directory, manifest)
+        problems += irregular_files(directory)
         tensors = _tensors(directory, owned, problems)
         config = _config(directory, problems)
         if manifest is not None and tensors is not None:
@@ -106,7 +109,7 @@ def verify(
             problems += _base_problems(tensors, config, against, allow_cast, notes)
             problems += _tokenizer_problems(directory, against)
     if problems:
-        raise SnapshotInvalid(directory, problems)
+        raise SnapshotInvalid(directory, list(dict.fromkeys(problems)))
     assert tensors is not None
     return Verified(tensors, sum(t.num_bytes for t in tensors.values()), tuple(notes))
 
@@ -173,15 +176,27 @@ def _manifest_problems(
         return [f"tensors that are not as the manifest says: {named(changed)}"]
     if digests and manifest.verify != FULL:
         return [f"sealed with --eval-verify {manifest.verify}: there are no digests to check"]
-    if digests:
-        try:
-            fresh = digest_tensors(directory, tensors)
-        except (OSError, ValueError) as error:
-            return [f"cannot be read through: {error}"]
-        changed = [n for n, t in fresh.items() if t.digest != manifest.tensors[n].digest]
-        if changed:
-            return [f"tensors whose bytes are not those of the manifest: {named(changed)}"]
-    return []
+    return _digest_problems(directory, tensors, manifest) if digests else []
+
+
+def _digest_problems(
+    directory: Path, tensors: Mapping[str, TensorInfo], manifest: Manifest
+) -> list[str]:
+    known = {name: file.digest for name, file in manifest.files.items() if file.digest is not None}
+    try:
+        fresh = digest_tensors(directory, tensors)
+        files = {n: digest_of(directory / n) for n in known if (directory / n).is_file()}
+    except (OSError, ValueError) as error:
+        return [f"cannot be read through: {error}"]
+    changed = {
+        "tensors": [n for n, t in fresh.items() if t.digest != manifest.tensors[n].digest],
+        "files": [name for name, digest in files.items() if digest != known[name]],
+    }
+    return [
+        f"{what} whose bytes are not those of the manifest: {named(names)}"
+        for what, names in changed.items()
+        if names
+    ]
 
 
 def _base_problems(

@@ -180,9 +180,18 @@ def _read_header(file: FileIO, name: str, size: int) -> tuple[dict[str, Any], in
         raise WeightsError(
             [f"{name}: a header of {length} bytes; expected 2 to {MAX_HEADER_BYTES}"]
         )
-    header = json_object(file.read(length), f"{name}: header")
-    header.pop("__metadata__", None)
+    text = file.read(length)
+    header = json_object(text, f"{name}: header", unique=True)
+    if not text.startswith(b"{"):
+        raise WeightsError([f"{name}: its header does not begin with a brace, as the format asks"])
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not _is_text_map(metadata):
+        raise WeightsError([f"{name}: the header's __metadata__ does not map strings to strings"])
     return header, 8 + length
+
+
+def _is_text_map(value: object) -> bool:
+    return type(value) is dict and all(type(text) is str for text in value.values())
 
 
 def _info(file: str, tensor: str, entry: Any, data_start: int) -> TensorInfo:
@@ -220,9 +229,10 @@ def _check_cover(file: str, infos: Iterable[TensorInfo], data_start: int, size: 
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        weight_map = read_json_object(path, MAX_INDEX_BYTES, follow_link=True).get("weight_map")
+        index = read_json_object(path, MAX_INDEX_BYTES, follow_link=True, unique=True)
     except ValueError as error:
         raise WeightsError([str(error)]) from None
+    weight_map = index.get("weight_map")
     if type(weight_map) is not dict or not weight_map:
         raise WeightsError([f"{INDEX}: it has no weight_map"])
     for tensor, file in weight_map.items():
