@@ -20,9 +20,11 @@ HEAVY = (
 )
 
 
-def vime(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def vime(
+    *args: object, module: str = "vime", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "vime.cli", *map(str, args)],
+        [sys.executable, "-m", module, *map(str, args)],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -57,6 +59,27 @@ def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "trace" in capsys.readouterr().out
     assert main(["trace", "--help"]) == 0
     assert "show" in capsys.readouterr().out
+
+
+def test_python_m_vime_is_the_command_and_loads_nothing_more() -> None:
+    out = vime("--version")
+    assert (out.returncode, out.stdout, out.stderr) == (0, f"vime {__version__}\n", "")
+    wrong = ("trace", "show", "nowhere")
+    assert vime(*wrong).stderr == vime(*wrong, module="vime.cli").stderr
+    program = f"""
+import runpy, sys
+sys.argv = ["vime", "--help"]
+try:
+    runpy.run_module("vime", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert end.code == 0
+sys.exit(str([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert out.stdout.startswith("usage: vime ")
+    assert out.stderr == "[]\n"
 
 
 @pytest.mark.parametrize(

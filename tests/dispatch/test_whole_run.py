@@ -111,7 +111,7 @@ def test_a_staging_directory_that_can_never_hold_the_snapshots_is_refused_at_sta
 ) -> None:
     args = namespace(
         str(tmp_path / "run"), str(tmp_path / "staging"), str(checkpoints / "base"),
-        eval_keep_snapshots=10**12,
+        eval_keep_snapshots=2**31 - 1,
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"--eval-hf-dir .* are needed"):
         EvalDispatcher.from_args(args, exporter=model_and_tokenizer)

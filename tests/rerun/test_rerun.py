@@ -120,6 +120,46 @@ def test_of_a_trace_in_which_one_record_was_changed_the_rerun_names_that_record(
     assert num_forged > 10
 
 
+def one_point(plan: Plan, **limits: float) -> list[Record]:
+    """The trace of a point with this plan."""
+
+    async def main() -> list[Record]:
+        config = EvalConfig(uses_snapshots=True, **limits)  # type: ignore[arg-type]
+        async with open_desk(config, Plans({0: plan})) as desk:
+            await desk.dispatch(0)
+            await desk.drain()
+            return desk.records
+
+    return run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "error", [EvalSkip("away", "D" * 1_000_000), RuntimeError("D" * 1_000_000)]
+)
+def test_a_rerun_comes_to_the_same_shortened_message(error: Exception) -> None:
+    assert rerun(one_point(Plan(run=Stage(1, raiser(error))))).divergence is None
+
+
+def test_a_rerun_takes_the_words_of_an_older_trace_for_an_overdue_wait() -> None:
+    records = one_point(Plan(write=Stage(10)), export_timeout_s=3)
+    detail = records[-1].detail
+    assert detail is not None
+    detail["message"] = "writing and verifying the snapshot took longer than 2.98 s"
+    assert rerun(records).divergence is None
+    detail["message"] = "the evaluation's last word took longer than 2.98 s"
+    assert rerun(records).divergence is not None
+
+
+def test_a_rerun_takes_the_endless_deadlines_of_an_older_trace() -> None:
+    first, *others = one_point(Plan())
+    assert first.detail is not None
+    endless = {
+        "timeouts_s": {**first.detail["timeouts_s"], "pin": 1e20},
+        "deadlines_s": {**first.detail["deadlines_s"], "pinning": 2e20},
+    }
+    assert rerun([replace(first, detail=first.detail | endless), *others]).divergence is None
+
+
 def three_points() -> list[Record]:
     """Under backpressure, one after the other; the last one's backend refuses."""
 

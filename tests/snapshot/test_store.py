@@ -782,3 +782,31 @@ async def test_with_headers_alone_no_weight_is_read_and_two_steps_still_never_lo
         assert made.weight_version != given.weight_version
     finally:
         shop.store.close()
+
+
+async def test_a_given_checkpoint_behind_a_link_loop_is_skipped_as_any_that_is_not_whole(
+    shop: Shop, tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(EvalSkip, match="loop: no such directory") as caught:
+        await shop.store.adopt(0, tmp_path / "loop")
+    assert caught.value.reason == "snapshot_invalid"
+    assert shop.life("hf:0") == ["adopt", "reject", "release"]
+
+
+async def test_a_link_loop_in_the_place_of_a_snapshot_is_left_alone(
+    shop: Shop, checkpoints: Path
+) -> None:
+    (shop.staging / "step_1").symlink_to("step_1")
+    skip = await refused(shop, 1, CopiedCapture(checkpoints / "whole"))
+    assert skip.reason == "export_failed"
+    assert "it is a link" in skip.detail
+    assert (shop.staging / "step_1").is_symlink()
+
+
+def test_a_staging_directory_that_is_a_link_loop_is_refused(
+    tmp_path: Path, checkpoints: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ValueError, match=r"loop: cannot be used as a staging directory"):
+        Shop(tmp_path / "loop", checkpoints / "base").store.open()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vime.eval.paths import real_path
 from vime.eval_cli.snapshot import examine
 
 _STEP = re.compile(r"(?:^|[_-])(?:step|checkpoint|iter|global[_-]step)[_-]?0*(\d{1,15})$")
@@ -69,7 +70,7 @@ class Watch:
 
     def __init__(self, directory: Path, known: Iterable[Path] = ()) -> None:
         self._directory = directory
-        self._known = {path.resolve() for path in known}
+        self._known = {real_path(path) for path in known}
         self._last_look: dict[Path, object] = {}
         self.unfinished: dict[Path, list[str]] = {}
 
@@ -81,7 +82,7 @@ class Watch:
         """
         found, looks = [], {}
         for path in self._directory.iterdir():
-            if path.name.startswith(".") or not path.is_dir() or path.resolve() in self._known:
+            if path.name.startswith(".") or not path.is_dir() or real_path(path) in self._known:
                 continue
             looks[path] = _state(path)
             if looks[path] != self._last_look.get(path):
@@ -91,7 +92,7 @@ class Watch:
             if problems:
                 self.unfinished[path] = problems
                 continue
-            self._known.add(path.resolve())
+            self._known.add(real_path(path))
             self.unfinished.pop(path, None)
             found.append(path)
         self._last_look = looks

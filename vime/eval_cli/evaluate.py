@@ -13,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from vime.eval.paths import LOOP, is_link_loop
 from vime.eval_cli.checkpoints import Checkpoint, Numbers, Watch
 from vime.fsm.text import clean
-from vime.trace_cli.common import UsageError, write_json
+from vime.trace_cli.common import UsageError, a_path, seconds, write_json
 
 if TYPE_CHECKING:
     from vime.eval.config import EvalConfig
@@ -32,23 +33,31 @@ def setup(parser: argparse.ArgumentParser) -> None:
     from vime.eval.config import add_eval_arguments
 
     parser.add_argument(
-        "checkpoints", nargs="*", metavar="CHECKPOINT_DIR", help="a whole Hugging Face checkpoint"
+        "checkpoints",
+        nargs="*",
+        type=a_path,
+        metavar="CHECKPOINT_DIR",
+        help="a whole Hugging Face checkpoint",
     )
     own = parser.add_argument_group("which checkpoints")
     own.add_argument(
-        "--watch", metavar="DIR", help="evaluate its subdirectories too, as they become whole"
+        "--watch",
+        type=a_path,
+        metavar="DIR",
+        help="evaluate its subdirectories too, as they become whole",
     )
     own.add_argument(
-        "--poll", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (2)"
+        "--poll", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (2)"
     )
     own.add_argument(
         "--idle-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="stop watching when nothing new has come for so long (never)",
     )
     own.add_argument(
         "--scores",
+        type=a_path,
         default="runs/scores.jsonl",
         metavar="FILE",
         help="what has been scored, so that it is not scored again (default: %(default)s)",
@@ -57,16 +66,6 @@ def setup(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--json", action="store_true", help="print JSON lines instead of text")
     add_eval_arguments(parser)
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,10 +117,12 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def _job(args: argparse.Namespace, config: EvalConfig) -> Job:
-    from vime.eval_cli.ledger import Ledger, settings_identity
+    from vime.eval_cli.ledger import Ledger, LedgerError, settings_identity
 
     try:
         return Job(args, config, Ledger(Path(args.scores)), settings_identity(config))
+    except LedgerError as error:
+        raise UsageError(f"--scores {error}") from error
     except OSError as error:
         raise UsageError(f"--scores {args.scores}: {error.strerror or error}") from error
 
@@ -140,7 +141,8 @@ def _checkpoint(name: str) -> Path:
 def _directory(name: str) -> Path:
     path = Path(name)
     if not path.is_dir():
-        raise UsageError(f"{name}: no such directory")
+        what = LOOP if is_link_loop(path) else "no such directory"
+        raise UsageError(f"{name}: {what}")
     return path
 
 
@@ -153,9 +155,18 @@ def _look_here_too() -> None:
 
 def _complete(args: argparse.Namespace, named: list[Path], staging: str) -> None:
     """Fill in what only matters in training; nothing is ever exported here."""
-    args.eval_hf_dir, args.eval_interval, args.save_hf = staging, 1, None
-    args.eval_overflow_policy = "backpressure"
-    args.ci_test = False  # the status says whether anything was skipped, in any case
+    from vime.eval.config.flags import BY_DEST
+
+    ours = {
+        "eval_hf_dir": staging,
+        "eval_interval": 1,
+        "save_hf": None,
+        "eval_overflow_policy": "backpressure",
+        "ci_test": False,  # the status says whether anything was skipped, in any case
+    }
+    for dest, value in ours.items():
+        if BY_DEST[dest].problem(getattr(args, dest)) is None:  # else the validation will say it
+            setattr(args, dest, value)
     if args.hf_checkpoint is None and named:
         args.hf_checkpoint = str(named[0])
 

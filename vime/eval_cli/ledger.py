@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ _NO_MATTER = frozenset({
 _CHUNK_BYTES = 1 << 20
 _MAX_LINE = 16 << 20
 _WEIGHTS = ".safetensors"
+
+#: What each line begins with.
+_BEGINNING = b'{"checkpoint":'
+_EXPECTED = {str: "a text", int: "a whole number", dict: "metric names with numbers"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class Scored:
     run_dir: str
 
 
+class LedgerError(ValueError):
+    """A line of the file is not what vime writes; the message says which, and why."""
+
+
 class Ledger:
     """A file with one JSON object for each checkpoint that has been scored.
 
@@ -58,16 +66,30 @@ class Ledger:
 
     Raises:
         OSError: it is there and cannot be read.
+        LedgerError: it has a line that is none of vime's, nor the torn beginning of one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known: dict[tuple[str, str], Scored] = {}
-        if path.exists():
-            for line in _lines(path):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return  # there is no score yet
+        self._read()
+
+    def _read(self) -> None:
+        for number, line in enumerate(_lines(self.path), 1):
+            if not line.strip():
+                continue
+            try:
                 scored = _parse(line)
-                if scored is not None:
-                    self._known[scored.checkpoint, scored.settings] = scored
+            except ValueError as error:
+                raise LedgerError(
+                    f"{self.path}:{number}: {error}; remove that line, or name another file"
+                ) from None
+            if scored is not None:
+                self._known[scored.checkpoint, scored.settings] = scored
 
     def find(self, checkpoint: str, settings: str) -> Scored | None:
         """The latest score of a checkpoint with these settings, if there is one."""
@@ -100,17 +122,36 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> Scored | None:
-    """A line's content; ``None`` for one that was torn, or is somebody else's."""
+    """A line's content; ``None`` for one that was torn.
+
+    Raises:
+        ValueError: it is something else.
+    """
     try:
-        scored = Scored(**orjson.loads(line))
-    except (orjson.JSONDecodeError, TypeError):
-        return None
-    texts = (scored.checkpoint, scored.settings, scored.path, scored.run_dir)
-    sound = all(type(text) is str for text in texts) and type(scored.rollout_id) is int
-    if not sound or type(scored.metrics) is not dict:
-        return None
-    numbers = all(value is None or type(value) in (int, float) for value in scored.metrics.values())
-    return scored if numbers else None
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if _BEGINNING.startswith(line.strip()) or line.startswith(_BEGINNING):
+            return None
+        raise ValueError(f"not JSON, and no beginning of a score of vime's: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{_shown(found)}: expected a JSON object, the score of a checkpoint")
+    missing = [field.name for field in fields(Scored) if field.name not in found]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}: expected the score of a checkpoint")
+    # A later vime may say more.
+    wanted = {field.name: found[field.name] for field in fields(Scored)}
+    for name, value in wanted.items():
+        kind = {"rollout_id": int, "metrics": dict}.get(name, str)
+        if type(value) is not kind:
+            raise ValueError(f"{name} {_shown(value)}: expected {_EXPECTED[kind]}")
+    for name, value in wanted["metrics"].items():
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"metrics: {name} {_shown(value)}: expected a number")
+    return Scored(**wanted)
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.100}"
 
 
 def settings_identity(config: EvalConfig) -> str:

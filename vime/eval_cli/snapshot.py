@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.fsm.text import clean
-from vime.trace_cli.common import UsageError, write_json
+from vime.trace_cli.common import UsageError, a_path, write_json
 
 WHOLE, NOT_WHOLE = 0, 1
 
@@ -42,9 +42,12 @@ class Finding:
 
 def setup(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vime snapshot verify``."""
-    parser.add_argument("directory", metavar="DIR", help="a Hugging Face checkpoint, vime's or not")
+    parser.add_argument(
+        "directory", type=a_path, metavar="DIR", help="a Hugging Face checkpoint, vime's or not"
+    )
     parser.add_argument(
         "--against",
+        type=a_path,
         metavar="BASE",
         help="a checkpoint that it must look like: names, shapes, dtypes, configuration, tokenizer",
     )

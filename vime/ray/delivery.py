@@ -23,6 +23,7 @@ import anyio.to_thread
 from vime.eval.contracts import Snapshot
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.servers import Delivery
+from vime.eval.paths import real_path
 from vime.eval.snapshot.staging import room_of
 from vime.eval.snapshot.stamps import FULL
 from vime.fsm.read import TraceUnreadableError
@@ -110,7 +111,7 @@ class Deliveries:
         hire: Hire = hire,
     ) -> None:
         self._run_id = run_id
-        self._staging = staging.resolve()
+        self._staging = real_path(staging)
         self._keep = keep
         self._verify = verify
         self._run_dir = run_dir

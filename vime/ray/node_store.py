@@ -16,6 +16,7 @@ from typing import Any
 import anyio.to_thread
 
 from vime.eval.contracts import Snapshot
+from vime.eval.paths import real_path
 from vime.eval.snapshot.files import free_bytes
 from vime.eval.snapshot.staging import Staging, remove_tree
 from vime.eval.snapshot.stamps import FULL
@@ -117,7 +118,7 @@ class NodeStore:
         """Remove everything of this run, and give the directory back; blocks."""
         self._drop_arrival("cancelled: the run ended")
         self._store.close()
-        staging = Staging(self._root.resolve(), self._run_id)
+        staging = Staging(real_path(self._root), self._run_id)
         for path, manifest in staging.snapshots().items():
             if manifest.run_id == self._run_id:  # the original is on the driver's node
                 remove_tree(path)

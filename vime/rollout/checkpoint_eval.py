@@ -16,29 +16,34 @@ from vime.rollout.base_types import (
     RolloutFnEvalOutput,
 )
 
+_MAX_REASON = 100
+
 
 class EvalSkip(Exception):
     """Raise it to skip an eval point and say why.
 
     Args:
         reason: a short name, logged as the metric ``eval/skipped_<reason>``.
-        detail: a sentence for people: which thing, which value, what was expected.
+        detail: a sentence for people: which thing, which value, what was expected. Of a longer
+            one than 10,000 characters the beginning and the end are told.
 
     Attributes:
         cause_seq: the trace record that made it happen, where vime knows it.
 
     Raises:
-        ValueError: the reason is empty or is not made of letters, digits, ``_``, ``-`` and ``.``.
+        ValueError: the reason is empty, longer than 100 characters, or not made of letters,
+            digits, ``_``, ``-`` and ``.``.
     """
 
     cause_seq: int | None = None
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        if not reason or not all(c.isalnum() or c in "_-." for c in reason):
+        if not 0 < len(reason) <= _MAX_REASON or not all(c.isalnum() or c in "_-." for c in reason):
             raise ValueError(
-                f"EvalSkip reason {reason!r}: expected letters, digits, '_', '-' and '.' "
-                "(it becomes part of a metric's name); put sentences into detail="
+                f"EvalSkip reason {reason!r:.200}: expected at most {_MAX_REASON} letters, digits, "
+                "'_', '-' and '.' (it becomes part of a metric's name); put sentences into detail="
             )
+        detail = str(detail)  # an exception, say
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail

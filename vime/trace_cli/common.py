@@ -15,6 +15,7 @@ from vime.fsm.filters import Filter, Moment
 from vime.fsm.lives import Life, Lives, lives_of
 from vime.fsm.read import TraceFile, TraceUnreadableError
 from vime.fsm.text import clean, count
+from vime.limits import EMPTY_PATH, LONGEST, LONGEST_S
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,10 +30,33 @@ NOTHING = "nothing to show: no machine of the trace fits"
 EPILOG = "Exit status: 0 fine, 1 the trace shows a fault, 2 bad usage or unreadable input."
 
 
+def a_path(text: str) -> str:
+    """An argument that is a path: an empty one would mean the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError(EMPTY_PATH)
+    return text
+
+
+def seconds(text: str, least: float = 0.0) -> float:
+    """An argument that is a time in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected seconds, {least:g} or more and at most {LONGEST}"
+        )
+    return value
+
+
 def add_file(parser: argparse.ArgumentParser, name: str = "file") -> None:
     """The argument FILE."""
     parser.add_argument(
-        name, metavar=name.upper(), help="a trace, or the directory of a run (its trace.jsonl)"
+        name,
+        type=a_path,
+        metavar=name.upper(),
+        help="a trace, or the directory of a run (its trace.jsonl)",
     )
 
 
@@ -43,7 +67,9 @@ def add_json(parser: argparse.ArgumentParser, help: str = "print JSON instead of
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """The option ``--output``."""
-    parser.add_argument("-o", "--output", metavar="PATH", help="where to (default: print it)")
+    parser.add_argument(
+        "-o", "--output", type=a_path, metavar="PATH", help="where to (default: print it)"
+    )
 
 
 def add_filters(parser: argparse.ArgumentParser, but: tuple[str, ...] = ()) -> None:

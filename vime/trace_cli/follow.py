@@ -25,21 +25,11 @@ def setup(parser: argparse.ArgumentParser) -> None:
     common.add_filters(parser)
     parser.add_argument(
         "--idle",
-        type=_seconds,
+        type=common.seconds,
         metavar="SECONDS",
         help="end when nothing was written for so long (default: go on until interrupted)",
     )
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds, 0 or more")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

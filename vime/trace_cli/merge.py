@@ -16,7 +16,11 @@ from vime.trace_cli import common
 def setup(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vime trace merge``."""
     parser.add_argument(
-        "files", metavar="FILE", nargs="+", help="the traces (or run directories) of the nodes"
+        "files",
+        type=common.a_path,
+        metavar="FILE",
+        nargs="+",
+        help="the traces (or run directories) of the nodes",
     )
     common.add_output(parser)
     common.add_json(parser, "print what was merged as JSON; needs --output")

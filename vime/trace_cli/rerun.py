@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vime.fsm.lives import TraceClock
@@ -23,22 +23,12 @@ def setup(parser: argparse.ArgumentParser) -> None:
     common.add_json(parser)
     parser.add_argument(
         "--tolerance",
-        type=_seconds,
+        type=partial(common.seconds, least=1e-6),
         default=1.0,
         metavar="SECONDS",
         help="how far moments may be apart; real clocks and busy loops are late (default: 1)",
     )
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -57,4 +57,5 @@ class DatasetSettings:
 def name_and_count(word: str) -> tuple[str, int | None]:
     """``NAME@N`` as the name and the number of examples to take; ``None`` where there is no N."""
     found = _NAME_AND_COUNT.fullmatch(word)
-    return (found["name"], int(found["count"])) if found else (word, None)
+    # Twenty digits are too large already; Python reads no more than 4300.
+    return (found["name"], int(found["count"].lstrip("0")[:20] or 0)) if found else (word, None)

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from vime.eval.config.flags import shown
+from vime.limits import LARGEST_64_BIT
+
 _INHERITED, _OWN = "vllm_", "eval_vllm_"
 
 #: Flags of the framework that begin like an engine's setting and are none.
@@ -104,6 +107,25 @@ def owned_problems(settings: Iterable[str], where: str) -> list[str]:
         f"{where} sets {name}, which the eval fleet sets itself: remove it"
         for name in sorted(set(settings) & OWNED)
     ]
+
+
+def number_problems(settings: Mapping[str, Any], where: str) -> list[str]:
+    """One sentence for each setting with a number that no engine takes; ``where`` said it."""
+    return [
+        f"{where} sets {name} to {wrong}: expected finite numbers of at most 64 bits"
+        for name, value in settings.items()
+        if (wrong := _wrong_number(value)) is not None
+    ]
+
+
+def _wrong_number(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        return next((w for item in value.values() if (w := _wrong_number(item))), None)
+    if isinstance(value, (list, tuple)):
+        return next((w for item in value if (w := _wrong_number(item))), None)
+    if isinstance(value, (int, float)) and not -LARGEST_64_BIT <= value <= LARGEST_64_BIT:
+        return shown(value)
+    return None
 
 
 def command_line(settings: Mapping[str, Any]) -> list[str]:

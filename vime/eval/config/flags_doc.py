@@ -13,6 +13,7 @@ from vime.eval.config import file as config_file
 from vime.eval.config.datasets import SETTING_DESTS
 from vime.eval.config.flags import BY_DEST, FLAGS, Flag
 from vime.fsm.generated import write_or_check
+from vime.limits import LONGEST, LONGEST_S
 
 _HEAD = """\
 # Flags
@@ -22,7 +23,8 @@ Made from `vime/eval/config/flags.py` by `make docs`; do not edit.
 `add_eval_arguments(parser)` adds every flag that the parser lacks. `EvalDispatcher.from_args`
 reads them from any namespace, also one that another framework made: what it lacks has its
 default, and so has what it leaves unset (`None`) of what is evaluated. Whatever is wrong is
-reported together, each with the flag, its value and the remedy.
+reported together, each with the flag, its value and the remedy. Whole numbers are at most
+2147483647 where nothing else is said; no number is infinite, and no path is empty.
 
 Every `--vllm-X` of the framework has an `--eval-vllm-X` too, for the eval engines alone; a
 switch can be said both ways (`--X`, `--no-X`).
@@ -63,6 +65,8 @@ def _row(flag: Flag) -> str:
         text += f" One of {', '.join(f'`{choice}`' for choice in flag.choices)}."
     elif flag.minimum is not None:
         text += f" At least {flag.minimum:g}."
+    if flag.maximum is not None:
+        text += f" At most {LONGEST if flag.maximum == LONGEST_S else flag.maximum}."
     return f"| `{flag.name}` | {_default(flag)} | {text} |"
 
 

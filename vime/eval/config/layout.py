@@ -27,7 +27,12 @@ from typing import Any
 
 import yaml
 
-from vime.eval.config.engines import inherited_settings, own_settings, owned_problems
+from vime.eval.config.engines import (
+    inherited_settings,
+    number_problems,
+    own_settings,
+    owned_problems,
+)
 from vime.eval.config.errors import ConfigError
 from vime.eval.config.gpu_counts import GpuCounts, gpu_counts
 
@@ -336,11 +341,16 @@ class _Reader:
         if is_eval:
             settings |= own_settings(self._args)
             self.problems += owned_problems(overrides, f"{where}, overrides")
+            self.problems += number_problems(overrides, f"{where}, overrides")
         return settings | overrides
 
     def _check_eval(self, model: Model, groups: list[Any], where: str, base: Any) -> None:
         """A fleet is equal engines of the base checkpoint, which training never writes to."""
-        self.problems += owned_problems(own_settings(self._args), "--eval-vllm-*")
+        own = own_settings(self._args)
+        self.problems += owned_problems(own, "--eval-vllm-*")
+        self.problems += number_problems(own, "--eval-vllm-*")
+        inherited = inherited_settings(self._args, same_tp_size=True)
+        self.problems += number_problems(inherited, "--vllm-*")
         if model.update_weights:
             self.problems.append(
                 f"{where}: update_weights is true; the fleet loads exported snapshots, and never "

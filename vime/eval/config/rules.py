@@ -13,6 +13,8 @@ from vime.eval.config.layout import eval_group
 from vime.eval.config.sizes import parse_size
 from vime.eval.loading import eval_function_problem, load_object
 from vime.eval.metric_names import set_name_problem
+from vime.eval.paths import real_path
+from vime.limits import EMPTY_PATH, LARGEST
 
 
 def _missing(args: argparse.Namespace, dest: str) -> str:
@@ -135,7 +137,7 @@ def snapshot_problems(args: argparse.Namespace) -> list[str]:
 
 def _overlap(one: Path, other: Path) -> bool:
     """Whether one directory is the other, or lies in it."""
-    one, other = one.resolve(), other.resolve()
+    one, other = real_path(one), real_path(other)
     return one == other or one in other.parents or other in one.parents
 
 
@@ -153,9 +155,12 @@ def run_problems(args: argparse.Namespace) -> list[str]:
 def _absent(path: Path) -> str | None:
     """``None`` when something is there; else why one cannot tell, or nothing."""
     try:
-        return None if path.exists() else ""
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
     except OSError as error:  # a name that is too long, a directory that may not be searched
         return f" ({error.strerror})"
+    return None
 
 
 def data_problems(args: argparse.Namespace) -> list[str]:
@@ -183,14 +188,20 @@ def data_problems(args: argparse.Namespace) -> list[str]:
         if (problem := set_name_problem(n))
     ]
     problems += [
-        f"--eval-prompt-data {word} {path}: no such file or directory{absent}"
+        f"--eval-prompt-data {word} {path!r}: {EMPTY_PATH}"
         for word, path in zip(pairs[::2], pairs[1::2], strict=True)
-        if (absent := _absent(Path(path))) is not None
+        if not str(path)
     ]
     problems += [
-        f"--eval-prompt-data {word}: expected NAME@N with N of at least 1"
+        f"--eval-prompt-data {word} {path}: no such file or directory{absent}"
+        for word, path in zip(pairs[::2], pairs[1::2], strict=True)
+        if str(path) and (absent := _absent(Path(path))) is not None
+    ]
+    problems += [
+        f"--eval-prompt-data {word:.200}: expected NAME@N with N of at least 1 and at most "
+        f"{LARGEST}"
         for word in pairs[::2]
-        if name_and_count(word)[1] == 0
+        if (count := name_and_count(word)[1]) is not None and not 1 <= count <= LARGEST
     ]
     return [*problems, *_setting_problems(args)]
 

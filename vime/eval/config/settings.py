@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.config.datasets import SETTING_DESTS, DatasetSettings, name_and_count
+from vime.eval.config.errors import ConfigError
 from vime.eval.config.flags import BY_DEST, value_of
 from vime.eval.config.layout import eval_group
 from vime.eval.config.sizes import parse_size
@@ -66,6 +67,21 @@ class EvalConfig:
     resume: bool = False
     vllm: dict[str, Any] = field(default_factory=dict)
     uses_snapshots: bool = False
+
+    def __post_init__(self) -> None:
+        """See that each setting by itself is one that its flag could have.
+
+        Raises:
+            ConfigError: naming every wrong one by its flag.
+        """
+        problems = []
+        for name in (f.name for f in fields(self)):
+            flag = BY_DEST.get(_dest(name) or "")
+            if flag is not None and not flag.many:
+                problem = flag.problem(getattr(self, name))
+                problems += [f"{flag.name} {problem}"] if problem else []
+        if problems:
+            raise ConfigError(problems)
 
     @property
     def num_engines(self) -> int:

@@ -54,6 +54,9 @@ def _file(args: argparse.Namespace) -> ConfigFile:
     path = getattr(args, "eval_config", None)
     if path is None:
         return ConfigFile()
+    flag = BY_DEST["eval_config"]
+    if flag.problem(path) or flag.place_problem(path):
+        return ConfigFile(was_read=False)  # which is told with the other flags
     file = read_config_file(path)
     for dest, value in file.values.items():
         if not hasattr(args, dest):
@@ -62,10 +65,11 @@ def _file(args: argparse.Namespace) -> ConfigFile:
 
 
 def _value_problems(args: argparse.Namespace) -> dict[str, str]:
-    """Each flag by itself: its type, its choices, its least value."""
+    """Each flag by itself: its type, its choices, its bounds, where it leads."""
     problems = {}
     for flag in FLAGS:
-        problem = flag.problem(getattr(args, flag.dest, flag.default))
+        value = getattr(args, flag.dest, flag.default)
+        problem = flag.problem(value) or flag.place_problem(value)
         if problem:
             problems[flag.dest] = f"{flag.name} {problem}"
     return problems

@@ -318,7 +318,8 @@ class DispatchActor(Actor):
         assert store is not None
         spent_s = anyio.current_time() - life.export_started_at
         left_s = self._config.export_timeout_s - spent_s
-        with skip_after(left_s, "timeout_export", causes.EXPORT):
+        limit = f"{self._config.export_timeout_s:.7g} s (--eval-export-timeout)"
+        with skip_after(left_s, "timeout_export", causes.EXPORT, limit):
             if life.point.hf_dir is not None:
                 return await store.adopt(life.point.rollout_id, life.point.hf_dir)
             if capture is None:  # there is a snapshot already: an earlier run made it
@@ -330,26 +331,28 @@ class DispatchActor(Actor):
     async def _evaluate(self, life: PointLife, snapshot: Snapshot) -> EvalOutput:
         async with AsyncExitStack() as stack:
             if self._fleet is None:
-                patience = self._patience(0.0)
-                with skip_after(patience, "timeout_eval", causes.TURN):
+                patience, limit = self._patience(0.0)
+                with skip_after(patience, "timeout_eval", causes.TURN, limit):
                     await stack.enter_async_context(self._turn)
                 return await self._run(life, snapshot, None)
-            patience = self._patience(self._config.pin_timeout_s)
+            patience, limit = self._patience(self._config.pin_timeout_s)
             asked = life.machine.fire("pin", weight_version=snapshot.weight_version)
-            with skip_after(patience, "timeout_pin", causes.PIN):
+            with skip_after(patience, "timeout_pin", causes.PIN, limit):
                 pin = self._fleet.pin(snapshot, asked.seq)
                 proof = await stack.enter_async_context(pin)
             life.pinned(proof)
             return with_canary(await self._run(life, snapshot, proof), proof)
 
-    def _patience(self, own_s: float) -> float:
-        """Seconds to wait for a turn and ``own_s`` more.
+    def _patience(self, own_s: float) -> tuple[float, str]:
+        """Seconds to wait for a turn and ``own_s`` more, and what they are made of.
 
         Every point ahead may use up its own deadlines first.
         """
         ahead = sum(a.life.state in ("pinning", "running") for a in self._pending.values())
-        each = self._config.pin_timeout_s + self._config.eval_timeout_s + 2 * GRACE_S
-        return ahead * each + own_s + GRACE_S
+        pin_s, eval_s = self._config.pin_timeout_s, self._config.eval_timeout_s
+        seconds = ahead * (pin_s + eval_s + 2 * GRACE_S) + own_s + GRACE_S
+        made_of = f"--eval-pin-timeout {pin_s:.7g} and --eval-timeout {eval_s:.7g}"
+        return seconds, f"{seconds:.7g} s ({made_of}, with {ahead} points ahead of it)"
 
     async def _run(self, life: PointLife, snapshot: Snapshot, proof: PinProof | None) -> EvalOutput:
         assert self._evaluator is not None
@@ -361,7 +364,9 @@ class DispatchActor(Actor):
             cause_seq=None if proof is None else proof.cause_seq,
             detail=None if proof is None else {"engines": [e.engine for e in proof.engines]},
         )
-        with skip_after(self._config.eval_timeout_s + GRACE_S, "timeout_eval", causes.EVALUATION):
+        limit_s = self._config.eval_timeout_s
+        limit = f"{limit_s + GRACE_S:.7g} s (--eval-timeout {limit_s:.7g}, and some grace)"
+        with skip_after(limit_s + GRACE_S, "timeout_eval", causes.EVALUATION, limit):
             return await self._evaluator.evaluate(life.point, snapshot, proof)
 
     # -- ends --------------------------------------------------------------------------------

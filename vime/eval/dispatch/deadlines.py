@@ -54,13 +54,15 @@ def recorded_limits(
 
 
 @contextmanager
-def skip_after(seconds: float, reason: str, doing: str) -> Iterator[None]:
+def skip_after(seconds: float, reason: str, doing: str, limit: str) -> Iterator[None]:
     """Cancel the body after ``seconds`` and raise ``EvalSkip(reason)`` in its place.
 
     Args:
         seconds: from now; zero or less cancels at the body's first checkpoint.
         reason: the skip reason.
         doing: what took too long, for the message ("writing the snapshot").
+        limit: the whole deadline as it was set, and the flag that set it; ``seconds`` may be what
+            is left of it.
 
     Raises:
         EvalSkip: the deadline passed before the body had ended. A cancellation from outside
@@ -69,4 +71,4 @@ def skip_after(seconds: float, reason: str, doing: str) -> Iterator[None]:
     with anyio.move_on_after(max(seconds, 0)) as scope:
         yield
     if scope.cancelled_caught:
-        raise EvalSkip(reason, f"{doing} took longer than {seconds:.4g} s")
+        raise EvalSkip(reason, f"{doing} took longer than {limit}")

@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError, Future
 
 from vime.eval.contracts import EvalPoint, Outcome
 from vime.eval.dispatch.messages import Admitted
+from vime.limits import LONGEST_S
 
 
 class EvalHandle:
@@ -45,6 +46,8 @@ class EvalHandle:
             TimeoutError: it has not settled in time.
             RuntimeError: the dispatcher was closed before the point had been admitted.
         """
+        if timeout is not None:  # threads wait for no number of centuries
+            timeout = min(timeout, LONGEST_S)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             life = self._admission.result(timeout).life

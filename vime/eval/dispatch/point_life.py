@@ -17,6 +17,9 @@ from vime.fsm.trace import Trace
 
 _GIVEN = "hf:"
 
+#: Most characters of what is told of a skip, and as many as a long traceback needs.
+MAX_MESSAGE = 10_000
+
 
 class PointLife:
     """Everything that is known of one dispatched point.
@@ -82,8 +85,12 @@ class PointLife:
     def skip(
         self, reason: str, message: str, training_step: int, cause_seq: int | None = None
     ) -> Outcome:
-        """Settle the point as skipped for ``reason``; ``message`` says it in a sentence."""
-        return self._settle("skip", reason, message, cause_seq, None, training_step)
+        """Settle the point as skipped for ``reason``; ``message`` says it in a sentence.
+
+        This is the one place where a message is cut, to :data:`MAX_MESSAGE` characters: whoever
+        reports it, it is no longer.
+        """
+        return self._settle("skip", reason, shortened(message), cause_seq, None, training_step)
 
     def _settle(
         self,
@@ -130,6 +137,18 @@ class PointLife:
             "eval/pin_seconds": self.pin_s,
         }
         return {name: value for name, value in known.items() if value is not None} | self.transfer
+
+
+def shortened(message: str) -> str:
+    """A message of at most :data:`MAX_MESSAGE` characters: its beginning and its end.
+
+    What lies between is replaced by how much it was.
+    """
+    if len(message) <= MAX_MESSAGE:
+        return message
+    half = MAX_MESSAGE // 2 - 50  # which leaves room for the words in between
+    cut = f"\n[... {len(message) - 2 * half} of {len(message)} characters are left out ...]\n"
+    return f"{message[:half]}{cut}{message[-half:]}"
 
 
 def point_name(rollout_id: int, *, is_given: bool) -> str:

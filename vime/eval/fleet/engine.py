@@ -122,7 +122,9 @@ class Engine:
         began = anyio.current_time()
         with self._until_failed():
             process = await self._launch(tasks)
-            with self._within(self._settings.start_timeout_s, "start and answer"):
+            with self._within(
+                self._settings.start_timeout_s, "start and answer (--eval-start-timeout)"
+            ):
                 await self._wait_until_serving()
                 token = await self._prove_token(
                     self._settings.start_timeout_s, process.first_version
@@ -178,7 +180,9 @@ class Engine:
         self, snapshot: Snapshot, timeout_s: float, cause_seq: int | None
     ) -> EngineProof:
         version = snapshot.weight_version
-        with self._within(timeout_s, f"pin {version}") as deadline:
+        with self._within(
+            timeout_s, f"pin {version} (what --eval-pin-timeout had left)"
+        ) as deadline:
             async with self._turn:
                 with self._until_failed():
                     if not self.usable:
@@ -372,6 +376,8 @@ class Engine:
         with anyio.move_on_after(timeout_s) as scope:
             yield scope
         if scope.cancelled_caught:
-            late = EngineFailure("overdue", f"it took longer than {timeout_s:.4g} s to {doing}")
+            late = EngineFailure(
+                "overdue", f"it took longer than {max(timeout_s, 0):.4g} s to {doing}"
+            )
             self.doubt(late)
             raise late

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from vime.eval.config import ConfigError
-from vime.eval.config.flags import value_of
+from vime.eval.config.flags import BY_DEST, value_of
 from vime.eval.config.sizes import parse_size
 from vime.eval.contracts import Outcome
 from vime.eval.dispatch.call_checks import checked_point
@@ -100,6 +100,7 @@ class DistributedEvalDispatcher(DrainedOnLeaving):
         get = value_of(args)
         board = Board(group)
         try:
+            _check_deadlines(get)
             exporter = ShardedExporter(board, model, tokenizer, dtype=dtype, **_limits(get))
             check_captures(exporter, num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         except ValueError as error:  # the others need not wait for this rank
@@ -270,6 +271,20 @@ class DistributedEvalDispatcher(DrainedOnLeaving):
                 self._board.wait_for_any([f"left_{rank}"], deadline)
         except (RuntimeError, BoardClosed) as error:
             log.warning("rank %s leaves unheard: %s", self._board.rank, error)
+
+
+def _check_deadlines(get: Callable[[str], Any]) -> None:
+    """See that the ranks can wait for each other; all other flags are rank 0's to report.
+
+    Raises:
+        ConfigError: one of the deadlines that they keep is none.
+    """
+    flags = [BY_DEST[f"eval_{name}_timeout"] for name in ("start", "drain", "dispose")]
+    problems = [
+        f"{flag.name} {problem}" for flag in flags if (problem := flag.problem(get(flag.dest)))
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _limits(get: Callable[[str], Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from vime.eval.contracts import Capture, Snapshot
+from vime.eval.paths import real_path
 from vime.eval.snapshot import refusals
 from vime.eval.snapshot.base import BaseSpec
 from vime.eval.snapshot.handoff import Handoff, Phase
@@ -90,7 +91,7 @@ class SnapshotStore:
         verify: str = FULL,
     ) -> None:
         self._verify = verify
-        self._staging = Staging(staging.resolve(), run_id)
+        self._staging = Staging(real_path(staging), run_id)
         self._run_id = run_id
         self._trace = trace
         self._base_dir = base
@@ -311,7 +312,7 @@ class SnapshotStore:
 
     def _inspect(self, rollout_id: int, hf_dir: Path) -> tuple[Path, Manifest, Verified]:
         """On a worker thread."""
-        path = hf_dir.resolve()  # a link that is moved meanwhile must not change what is read
+        path = real_path(hf_dir)  # a link that is moved meanwhile must not change what is read
         self._adopted.add(path)
         verify(path, self.base, owned=False, allow_cast=self._allow_cast)  # before the long read
         manifest = Manifest.of_directory(

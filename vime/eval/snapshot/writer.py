@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.eval.contracts import Capture
+from vime.eval.paths import real_path
 from vime.eval.snapshot.files import flush, flush_directory
 from vime.eval.snapshot.handoff import Handoff
 from vime.eval.snapshot.manifest import Manifest, ManifestError
@@ -148,7 +149,7 @@ class SnapshotWriter:
         """
         if not os.path.lexists(final):
             return None
-        if self._is_protected(final.resolve()):
+        if self._is_protected(real_path(final)):
             raise OccupiedError(
                 f"{final} was given as a checkpoint to evaluate, and is left alone; name another "
                 "--eval-hf-dir"
