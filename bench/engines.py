@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from vime.eval.snapshot.store import SnapshotStore
 from vime.fsm.trace import Record, Trace
 
 _NEVER_S = 86_400.0
+_GENERATE = "/inference/v1/generate"
 
 
 def fleet_settings(num_engines: int, base: Path, run_dir: Path) -> FleetSettings:
@@ -66,11 +67,12 @@ class Engines:
         await self._all("/collective_rpc", order, self._tokens.control)
 
     async def probe(self) -> None:
-        """The answers that a pin asks for, of every engine, all at once."""
-        sampling = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        """The answers that a pin asks for: of every engine, all at once, and a token of one."""
         for prompt in PROMPTS:
-            order = {"model": "eval", "token_ids": list(prompt), "sampling_params": sampling}
-            await self._all("/inference/v1/generate", order, self._tokens.api_key)
+            await self._all(_GENERATE, _question(prompt, NUM_TOKENS), self._tokens.api_key)
+        # A pin asks the router for that one, which asks an engine.
+        some_url = next(iter(self.urls.values()))
+        await self._post(some_url, _GENERATE, _question(PROMPTS[0], 1), self._tokens.api_key)
 
     async def _all(self, path: str, body: dict[str, Any], token: str) -> None:
         async with anyio.create_task_group() as tasks:
@@ -88,6 +90,11 @@ class Engines:
         """Close the connections."""
         for client in self._clients.values():
             await client.aclose()
+
+
+def _question(prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    sampling = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
+    return {"model": "eval", "token_ids": list(prompt), "sampling_params": sampling}
 
 
 @asynccontextmanager

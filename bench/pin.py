@@ -1,8 +1,9 @@
 """``pin``: putting a snapshot on 1, 2, 4 real engines, proven, beside what cannot be avoided.
 
-The baseline is raw: ``reload_weights`` on all engines at once, and then the answers of each that
-a pin asks for; no digest, no pause, no version, no comparison, no router. Both load the same files,
-one after the other, with the weights in the page cache.
+The baseline is raw: ``reload_weights`` on all engines at once, and then the answers that a pin asks
+for, as many tokens of each engine, and one more of one of them; no digest, no pause, no version, no
+comparison, no router. Both load the same files, one after the other, with the weights in the page
+cache.
 """
 
 from __future__ import annotations

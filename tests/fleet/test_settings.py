@@ -199,11 +199,29 @@ def test_the_fleet_takes_the_last_gpus_and_each_engine_its_own() -> None:
     assert taken == ["4,5", "6,7"]
 
 
-def test_without_gpus_the_ranks_of_an_engine_share_its_cores() -> None:
-    assert devices.device_environment(1, 2, 2, None, [0, 1, 4, 5, 6]) == {
-        "VLLM_CPU_OMP_THREADS_BIND": "0,1|4,5"
-    }
-    assert devices.device_environment(0, 2, 1, None, [0, 1]) == {}
+@pytest.mark.parametrize(
+    ("num_engines", "num_ranks", "num_cores", "bound", "readers"),
+    [
+        (1, 1, 8, [None], [None]),  # vLLM decides
+        (1, 2, 5, ["0,1|2,3"], [None]),
+        (2, 1, 1, [None] * 2, [None] * 2),  # too few to share them out
+        (2, 1, 2, ["0", "1"], ["", ""]),
+        (2, 1, 9, ["0,1,2", "4,5,6"], ["3", "7"]),  # one of each share is left to the server
+        (2, 2, 4, ["0|1", "2|3"], ["", ""]),
+        (2, 2, 11, ["0,1|2,3", "5,6|7,8"], ["4", "9"]),
+        (3, 2, 5, ["0,1|2,3"] * 3, [None] * 3),
+    ],
+)
+def test_without_gpus_engines_and_their_ranks_share_the_cores_out(
+    num_engines: int, num_ranks: int, num_cores: int, bound: list[str], readers: list[str]
+) -> None:
+    cores = list(range(num_cores))
+    given = [
+        devices.device_environment(index, num_engines, num_ranks, None, cores)
+        for index in range(num_engines)
+    ]
+    assert [g.get("VLLM_CPU_OMP_THREADS_BIND") for g in given] == bound
+    assert [g.get("VIME_READER_CORES") for g in given] == readers
 
 
 def test_a_detached_fleet_is_refused_on_one_machine(base: Path) -> None:

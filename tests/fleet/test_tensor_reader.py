@@ -175,9 +175,12 @@ def test_a_loader_that_keeps_nothing_costs_the_memory_of_a_few_tensors(
     assert len(memory._pieces) <= 3
 
 
-def test_the_reading_thread_may_use_other_cores_than_the_one_that_the_loader_is_bound_to(
-    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound_to_all", [False, True])
+def test_a_reading_thread_leaves_the_loader_its_cores_where_there_are_others(
+    bound_to_all: bool, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    every = os.sched_getaffinity(os.getppid())
+    own = every if bound_to_all else {min(every)}
     cores: list[set[int]] = []
     fill: Any = TensorReader._fill
 
@@ -186,7 +189,7 @@ def test_the_reading_thread_may_use_other_cores_than_the_one_that_the_loader_is_
         fill(reader, *args)
 
     def load() -> None:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread alone
+        os.sched_setaffinity(0, own)  # of this thread alone
         dict(TensorReader(checkpoints / "whole"))
 
     monkeypatch.setattr(TensorReader, "_fill", noted)
@@ -194,4 +197,28 @@ def test_the_reading_thread_may_use_other_cores_than_the_one_that_the_loader_is_
     loader.start()
     loader.join()
     assert cores
-    assert all(found == os.sched_getaffinity(os.getppid()) for found in cores)
+    assert all(found == (every - own or every) for found in cores)
+
+
+@pytest.mark.parametrize("named", ["", "core"])
+def test_only_the_named_cores_read_and_without_any_the_loader_itself(
+    named: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = max(os.sched_getaffinity(0))
+    monkeypatch.setenv("VIME_READER_CORES", str(last) if named else "")
+    monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 1 << 30)
+    found: list[tuple[str, set[int]]] = []
+    fill: Any = TensorReader._fill
+
+    def noted(reader: TensorReader, *args: Any) -> None:
+        found.append((threading.current_thread().name, os.sched_getaffinity(0)))
+        fill(reader, *args)
+
+    monkeypatch.setattr(TensorReader, "_fill", noted)
+    reader = TensorReader(checkpoints / "whole")
+    for count, _ in enumerate(reader, 1):
+        assert named or len(found) == count  # nothing is read before it is asked for
+    assert reader.digest == Manifest.of_directory(checkpoints / "whole", "r", 1, owned=False).digest
+    own = threading.current_thread().name
+    assert {name == own for name, _ in found} == {not named}
+    assert not named or all(cores == {last} for _, cores in found)

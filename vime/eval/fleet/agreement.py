@@ -17,8 +17,8 @@ from vime.fsm.canary import Canary, difference
 PROMPTS: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (5, 2, 9, 4, 7, 1, 8, 3))
 """Token ids that every vocabulary has. What they mean does not matter."""
 
-NUM_TOKENS = 4
-"""Length of each answer."""
+NUM_TOKENS = 2
+"""Length of each answer: one of reading the prompt, one of going on from what was kept of it."""
 
 _MEMORY = 64
 

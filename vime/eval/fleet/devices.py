@@ -10,6 +10,10 @@ from pathlib import Path
 _GPU = re.compile(r"nvidia\d+")
 _DEVICES = Path("/dev")
 
+#: The environment variable that tells an engine's loader which cores may read for it: numbers with
+#: commas, or nothing where no core is left that nobody computes on.
+READER_CORES_VARIABLE = "VIME_READER_CORES"
+
 
 def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str] | None:
     """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
@@ -38,8 +42,9 @@ def device_environment(
     """The environment variables that put one engine on its own devices.
 
     The fleet takes the last of the visible GPUs: trainer and rollout engines, which count from
-    the first, never shift. Without GPUs, an engine of several ranks has its cores shared out
-    among them, which vLLM wants to be told; one of a single rank decides by itself.
+    the first, never shift. Without GPUs, engines share the cores out: vLLM, which knows of no
+    other engine, would put each of them on the same ones. A single engine of a single rank
+    decides by itself.
 
     Args:
         index: which engine, from 0.
@@ -49,11 +54,20 @@ def device_environment(
     """
     if gpus is not None:
         region = gpus[len(gpus) - num_engines * num_ranks :]
-        mine = region[index * num_ranks : (index + 1) * num_ranks]
-        assert len(mine) == num_ranks, "preflight has counted the GPUs"
-        return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
-    if num_ranks == 1:
-        return {}
+        visible = region[index * num_ranks : (index + 1) * num_ranks]
+        assert len(visible) == num_ranks, "preflight has counted the GPUs"
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+    share = len(cores) // num_engines
+    if num_engines == 1 or share < num_ranks:  # too few to share them out
+        return {} if num_ranks == 1 else _bound(cores, num_ranks)
+    mine = cores[index * share : (index + 1) * share]
+    # One is left to the server, the scheduler and the reader, if each rank has one anyway.
+    own, others = (mine[:-1], mine[-1:]) if share > num_ranks else (mine, [])
+    return _bound(own, num_ranks) | {READER_CORES_VARIABLE: ",".join(map(str, others))}
+
+
+def _bound(cores: list[int], num_ranks: int) -> dict[str, str]:
+    """Has each rank compute on its part of the cores."""
     share = len(cores) // num_ranks
     assert share, "preflight has counted the cores"
     groups = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
