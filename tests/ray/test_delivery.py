@@ -150,6 +150,31 @@ async def test_a_checkpoint_of_the_users_travels_only_where_it_is_not_visible(
                 assert replace(brought.snapshot, path=adopted.path) == adopted
 
 
+async def test_a_staging_directory_that_was_made_again_is_still_seen_by_its_node(
+    world: World, checkpoints: Path
+) -> None:
+    world.engines = {0: "home"}
+    async with running(world) as deliveries:
+        shutil.rmtree(world.root / "home")
+        snapshot = await world.snapshot(checkpoints / "whole", 1)
+        async with deliveries(snapshot, 0) as found:
+            assert found.snapshot.path == snapshot.path
+            assert found.num_bytes == 0
+
+
+async def test_a_nodes_own_staging_directory_is_made_again_too(
+    world: World, checkpoints: Path
+) -> None:
+    world.engines = {0: "b"}
+    async with running(world) as deliveries:
+        async with deliveries(await world.snapshot(checkpoints / "whole", 1), 0):
+            pass
+        shutil.rmtree(world.root / "b")
+        async with deliveries(await world.snapshot(checkpoints / "whole", 2), 0) as found:
+            assert found.num_bytes > 0
+        assert world.visible("b") == ["step_2"]
+
+
 async def test_a_checkpoint_with_other_weights_under_the_same_path_is_not_taken_for_it(
     checkpoints: Path,
 ) -> None:

@@ -188,9 +188,11 @@ def test_a_run_that_could_not_be_part_of_a_name_is_refused(run_id: str, tmp_path
 
 def test_removing_frees_the_name_first_and_minds_no_missing_path(staging: Staging) -> None:
     staging.open()
-    target = staging.directory / "step_1"
-    (target / "below").mkdir(parents=True)
-    (target / "below" / "file").touch()
+    target = staging.final(1)
+    draft = staging.new_draft(1)
+    (draft / "below").mkdir()
+    (draft / "below" / "file").touch()
+    staging.place(draft, target)
     staging.remove(target)
     staging.remove(target)
     assert not target.exists()

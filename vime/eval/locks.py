@@ -41,12 +41,18 @@ class FileLock:
         self._path = path
         self._descriptor: int | None = _take(self._path, run_id)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether whoever comes finds it held: somebody may have removed its file."""
+        return self._descriptor is not None and _is_file(self._descriptor, self._path)
+
     def release(self) -> None:
         """Let the next one have it; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        self._path.unlink(missing_ok=True)  # while it is held: nobody waits on it
+        if _is_file(descriptor, self._path):  # it may be another's by now
+            self._path.unlink(missing_ok=True)  # while it is held: nobody waits on it
         # Unlocked by name: a child process may have inherited the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -93,8 +99,8 @@ def _take(path: Path, run_id: str) -> int:
 
 def _is_file(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

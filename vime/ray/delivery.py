@@ -129,9 +129,8 @@ class Deliveries:
     async def running(self) -> AsyncIterator[None]:
         """Leave the nonce; afterwards, remove what has travelled and end every depot."""
         room = room_of(self._staging, self._run_id)
-        nonce = Nonce(f"{room.name}/nonce", secrets.token_hex(16))
-        await anyio.to_thread.run_sync((self._staging / nonce.name).write_text, nonce.value)
-        self._nonce = nonce
+        self._nonce = Nonce(f"{room.name}/nonce", secrets.token_hex(16))
+        await anyio.to_thread.run_sync(self._leave, self._nonce)
         try:
             yield
         finally:
@@ -191,6 +190,8 @@ class Deliveries:
             self._verify,
             self._nonce,
         )
+        with suppress(OSError):  # it is gone when the staging directory has been made again
+            await anyio.to_thread.run_sync(self._leave, self._nonce)
         host = await self._hire(Depot, node_id, order)
         facts: Facts | None = None
         try:
@@ -201,6 +202,11 @@ class Deliveries:
         if root is None:
             log.info("node %s does not see %s: snapshots travel", facts.address, self._staging)
         return _Branch(host, await self._new_name(facts), root)
+
+    def _leave(self, nonce: Nonce) -> None:
+        path = self._staging / nonce.name
+        if not path.exists():
+            path.write_text(nonce.value)
 
     async def _new_name(self, facts: Facts) -> str:
         """Of a depot in traces: the node's, with a number where that has had one before."""

@@ -17,10 +17,11 @@ import anyio.to_thread
 
 from vime.eval.contracts import Snapshot
 from vime.eval.paths import real_path
+from vime.eval.snapshot.draft import Draft
 from vime.eval.snapshot.files import free_bytes
 from vime.eval.snapshot.staging import Staging, remove_tree
 from vime.eval.snapshot.stamps import FULL
-from vime.eval.snapshot.store import Draft, SnapshotStore
+from vime.eval.snapshot.store import SnapshotStore
 from vime.fsm.encode import encode
 from vime.fsm.record import FIELDS, Record
 from vime.fsm.trace import Trace
@@ -219,6 +220,8 @@ class NodeStore:
         return ArrivingFile(directory / parts, size, digests=self._verify == FULL)
 
     def _check_space(self, num_bytes: int) -> None:
+        if not self._root.exists():
+            return  # it was removed meanwhile, and is made again
         free = free_bytes(self._root)
         if free < num_bytes + _MARGIN_BYTES:
             raise NotReceived(

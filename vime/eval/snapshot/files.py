@@ -245,6 +245,12 @@ def free_bytes(directory: Path) -> int:
     return info.f_bavail * info.f_frsize
 
 
+def free_inodes(directory: Path) -> int | None:
+    """How many more files this user may make there; ``None`` where nothing limits them."""
+    info = os.statvfs(directory)
+    return info.f_favail if info.f_files else None
+
+
 def flush(directory: Path) -> None:
     """Put every file below ``directory``, and the directories themselves, on the disk.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 
 from vime.eval.contracts import Capture
+from vime.eval.snapshot.faults import StagingFault
 from vime.eval.snapshot.writer import OccupiedError
 from vime.fsm.machine import TracedMachine
 from vime.rollout.checkpoint_eval import EvalSkip
@@ -39,13 +39,6 @@ def release(capture: Capture) -> None:
 
 def explain(error: Exception) -> str:
     """One line for people."""
-    if isinstance(error, OccupiedError):
+    if isinstance(error, OccupiedError | StagingFault):
         return str(error)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.strerror:
-        return error.strerror
     return f"{type(error).__name__}: {error}"
-
-
-def gib(num_bytes: int) -> str:
-    """A size for people."""
-    return f"{num_bytes / 2**30:.1f} GiB"

@@ -11,17 +11,20 @@ removed as a whole, and nothing else ever is.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
 import re
 import shutil
 import stat
+import threading
 from pathlib import Path
 
 import orjson
 
 from vime.eval import locks
+from vime.eval.snapshot.faults import StagingFault, full, gib, lost
 from vime.eval.snapshot.files import free_bytes, read_json_object, write_new
 from vime.eval.snapshot.manifest import Manifest, ManifestError, check_run_id
 
@@ -46,7 +49,8 @@ class Staging:
         run_id: the run.
 
     Attributes:
-        inherited: the finished snapshots that dead runs have left, with their manifests.
+        inherited: the finished snapshots that other runs have left, with their manifests.
+        was_renewed: set by :meth:`renew` when there was something to make again.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
@@ -55,6 +59,10 @@ class Staging:
         self.room = room_of(directory, run_id)
         self._numbers = itertools.count()
         self._lock: locks.FileLock | None = None
+        self._changing = threading.Lock()  # of what is in place: by the loop, a worker, a janitor
+        self._mine: set[Path] = set()
+        self._drafts: set[Path] = set()
+        self.was_renewed = False
         self.inherited: dict[Path, Manifest] = {}
 
     def open(self) -> None:
@@ -74,16 +82,17 @@ class Staging:
         except OSError as error:
             raise StagingError(
                 f"--eval-hf-dir {self.directory}: cannot be used as a staging directory: "
-                f"{error.strerror}; expected a directory that this user may write to"
+                f"{self._why(error)}; expected a directory that this user may write to"
             ) from None
         try:
             self._sweep()
             self.room.mkdir(mode=0o700)
-            write_new(self.room / _OWNER, [orjson.dumps(locks.identity(self.run_id))])
+            self._mark_room()
             self.inherited = self.snapshots()
+            self._mine = set(self.inherited)
         except OSError as error:
             self.close()
-            raise StagingError(f"--eval-hf-dir {self.directory}: {error.strerror}") from None
+            raise StagingError(f"--eval-hf-dir {self.directory}: {self._why(error)}") from None
 
     def close(self) -> None:
         """Remove the room, and let the next run have the directory."""
@@ -92,30 +101,112 @@ class Staging:
             remove_tree(self.room)
             lock.release()
 
+    def keeps(self, draft: Path) -> bool:
+        """Whether a draft lies where it was made, in a directory that this run holds."""
+        return draft in self._drafts and self._is_whole()
+
+    def renew(self) -> None:
+        """Make again what somebody has removed while the run was under way; mostly, do nothing.
+
+        Nothing is touched that another run has taken meanwhile. Afterwards :attr:`inherited` is
+        what lies there now, and :attr:`was_renewed` is set.
+
+        Raises:
+            StagingFault: it cannot be made again, or another run has it; says what to do.
+        """
+        with self._changing:
+            if self._lock is None or self._is_whole():
+                return
+            try:
+                self._take_again(self._lock)
+            except locks.LockedError as holder:
+                raise lost(
+                    self.directory,
+                    f"and {holder} has it now; end that run, or wait for its end: then this one "
+                    "takes the directory again at its next point",
+                ) from None
+            except OSError as error:
+                raise lost(
+                    self.directory,
+                    f"and cannot be made again: {self._why(error)}; make it a directory that this "
+                    "user may write to: the next point takes it",
+                ) from None
+            self.was_renewed = True
+        log.warning("--eval-hf-dir %s was removed, or something in it, while this run was under "
+                    "way; it is made again and held", self.directory)  # fmt: skip
+
+    def lost(self) -> StagingFault:
+        """What to tell a point whose draft was taken away."""
+        return lost(
+            self.directory, "and this point's snapshot with it; the next one makes it again"
+        )
+
     def new_draft(self, rollout_id: int) -> Path:
-        """Make an empty directory in the room.
+        """Make an empty directory in the room; a room that was removed meanwhile is made again.
 
         Raises:
             OSError: it cannot be made.
         """
         draft = self.room / f"step_{rollout_id}.{next(self._numbers)}"
-        draft.mkdir(mode=0o700)
+        try:
+            self._make_draft(draft)
+        except (FileNotFoundError, NotADirectoryError):
+            self.renew()
+            self._make_draft(draft)
+        self._drafts.add(draft)
         return draft
+
+    def _make_draft(self, draft: Path) -> None:
+        try:
+            draft.mkdir(mode=0o700)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise full(self.directory) from None
+            raise
+
+    def place(self, draft: Path, final: Path) -> None:
+        """Let a finished draft be seen under its name.
+
+        Raises:
+            OSError: it cannot be renamed, or is no longer in a directory of this run.
+        """
+        with self._changing:
+            if not self.keeps(draft):
+                raise self.lost()
+            draft.rename(final)
+            self._drafts.discard(draft)
+            self._mine.add(final)
 
     def final(self, rollout_id: int) -> Path:
         """Where the finished snapshot of a step belongs."""
         return self.directory / f"step_{rollout_id}"
 
     def remove(self, path: Path) -> None:
-        """Remove something of this run: it vanishes from its place at once, then from the disk."""
+        """Remove something of this run: it vanishes from its place at once, then from the disk.
+
+        What was put there by another run, which has taken the directory since, is left alone.
+        """
         trash = self.room / f"removed.{next(self._numbers)}"
-        try:
-            path.rename(trash)
-        except FileNotFoundError:
-            if os.path.lexists(path):  # the room is gone: the run is closed
-                remove_tree(path)
-            return
+        with self._changing:
+            if not (path.is_relative_to(self.room) or self.has(path)):
+                return
+            self._mine.discard(path)
+            self._drafts.discard(path)
+            try:
+                path.rename(trash)
+            except (FileNotFoundError, NotADirectoryError):
+                trash = path  # it is gone; or the room is, for the run is closed
         remove_tree(trash)
+
+    def has(self, path: Path) -> bool:
+        """Whether a finished snapshot is this run's to remove, and in a directory that it holds."""
+        return path in self._mine and self._is_held()
+
+    def _is_held(self) -> bool:
+        return self._lock is not None and self._lock.is_in_place
+
+    def _is_whole(self) -> bool:
+        return self._is_held() and os.path.lexists(self.room / _OWNER)
 
     def snapshots(self) -> dict[Path, Manifest]:
         """The finished snapshots that lie here, of whatever run, with their manifests."""
@@ -136,10 +227,54 @@ class Staging:
         """What this user may still write to the file system."""
         return free_bytes(self.directory)
 
-    def _sweep(self) -> None:
+    def check_space(self, needed_bytes: int) -> None:
+        """See :meth:`vime.eval.snapshot.store.SnapshotStore.check_space`."""
+        mine = sum(manifest.num_bytes for manifest in self.snapshots().values())
+        free = self.free_bytes() + mine
+        if free < needed_bytes:
+            raise ValueError(
+                f"--eval-hf-dir {self.directory}: {free} bytes are free "
+                f"({gib(free)}) and {needed_bytes} ({gib(needed_bytes)}) are "
+                "needed, the size of a snapshot times those kept, those in flight, and one more: "
+                "name a larger file system, or lower --eval-keep-snapshots or --eval-max-in-flight"
+            )
+
+    def _take_again(self, old: locks.FileLock) -> None:
+        if not os.path.lexists(self.room / _OWNER):  # what is in a room without it is not whole
+            self._drafts.clear()
+        if self.directory.is_symlink():
+            raise OSError(errno.ELOOP, f"a link is in its place, to {self.directory.readlink()}")
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not old.is_in_place:
+            self._lock = locks.FileLock(self.directory / LOCK, self.run_id)
+            old.release()
+        if {path.name for path in self.directory.iterdir()} == {LOCK, self.room.name}:
+            self.directory.chmod(0o700)  # an export has made it, on the way to its draft
+        self._sweep(spared=self.room)  # exports may still be writing there
+        if self.room.is_symlink():
+            self.room.unlink()
+        self.room.mkdir(mode=0o700, exist_ok=True)
+        self.room.chmod(0o700)
+        self._mark_room()
+        found = self.snapshots()
+        self.inherited = {p: m for p, m in found.items() if m.run_id != self.run_id}
+        self._mine = set(found)
+
+    def _mark_room(self) -> None:
+        marker = self.room / _OWNER
+        if _owner_of(self.room) != self.run_id:
+            remove_tree(marker)
+            write_new(marker, [orjson.dumps(locks.identity(self.run_id))])
+
+    def _why(self, error: OSError) -> str:
+        if error.errno == errno.ENOSPC:
+            return str(full(self.directory))
+        return str(error.strerror)
+
+    def _sweep(self, spared: Path | None = None) -> None:
         """Remove the rooms of dead runs; the lock says that no other run is alive here."""
         for path in list(self.directory.glob(f"{_ROOM}*")):
-            if not path.is_dir() or path.is_symlink():
+            if path == spared or not path.is_dir() or path.is_symlink():
                 continue
             if _is_room(path):
                 log.info("removing what the dead run %s left in %s", _owner_of(path), path)

@@ -17,7 +17,6 @@ import logging
 from collections import Counter
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from anyio import to_thread
@@ -26,7 +25,8 @@ from vime.eval.contracts import Capture, Snapshot
 from vime.eval.paths import real_path
 from vime.eval.snapshot import refusals
 from vime.eval.snapshot.base import BaseSpec
-from vime.eval.snapshot.handoff import Handoff, Phase
+from vime.eval.snapshot.draft import Draft, snapshot_of
+from vime.eval.snapshot.handoff import Phase
 from vime.eval.snapshot.janitor import Janitor
 from vime.eval.snapshot.manifest import Manifest
 from vime.eval.snapshot.shelf import Shelf
@@ -43,23 +43,6 @@ from vime.rollout.checkpoint_eval import EvalSkip
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-
-
-@dataclass(eq=False)
-class Draft:
-    """A snapshot that is being made.
-
-    Attributes:
-        rollout_id: the training step.
-        directory: the empty directory to write into.
-        machine: its life in the trace.
-        handoff: settles with the worker thread who removes the remains.
-    """
-
-    rollout_id: int
-    directory: Path
-    machine: TracedMachine
-    handoff: Handoff = field(default_factory=Handoff)
 
 
 class SnapshotStore:
@@ -147,20 +130,14 @@ class SnapshotStore:
         Raises:
             ValueError: it does not fit.
         """
-        mine = sum(manifest.num_bytes for manifest in self._staging.snapshots().values())
-        free = self._staging.free_bytes() + mine
-        if free < needed_bytes:
-            raise ValueError(
-                f"--eval-hf-dir {self._staging.directory}: {free} bytes are free "
-                f"({refusals.gib(free)}) and {needed_bytes} ({refusals.gib(needed_bytes)}) are "
-                "needed, the size of a snapshot times those kept, those in flight, and one more: "
-                "name a larger file system, or lower --eval-keep-snapshots or --eval-max-in-flight"
-            )
+        self._staging.check_space(needed_bytes)
 
     # -- making ----------------------------------------------------------------------------
 
     def begin(self, rollout_id: int, cause_seq: int | None = None) -> Draft:
         """Make the empty directory that a capture or an export may write into.
+
+        A staging directory that was removed meanwhile is made again, unless another run has it.
 
         Raises:
             OSError: it cannot be made, or a snapshot of this step is in use.
@@ -177,6 +154,10 @@ class SnapshotStore:
         except OSError as error:
             machine.fire("abandon", reason="export_failed", detail={"message": str(error)})
             raise
+        if self._staging.was_renewed:
+            self._staging.was_renewed = False
+            found = self._staging.inherited.items()
+            self._shelf.set_leftovers({p: m for p, m in found if m.rollout_id not in self._claimed})
         draft = Draft(rollout_id, directory, machine)
         self._drafts.add(draft)
         return draft
@@ -399,24 +380,9 @@ class SnapshotStore:
         machine.fire(
             "verify",
             weight_version=manifest.weight_version,
-            detail={
-                "path": str(path),
-                "digest": manifest.digest,
-                "num_tensors": len(manifest.tensors),
-                "num_bytes": manifest.num_bytes,
-                "base": None if self.base is None else str(self.base.directory),
-                "notes": list(verified.notes),
-            },
+            detail=verified.detail(path, manifest, self.base),
         )
-        snapshot = Snapshot(
-            rollout_id=manifest.rollout_id,
-            path=path,
-            weight_version=manifest.weight_version,
-            digest=manifest.digest,
-            owned=owned,
-            num_bytes=manifest.num_bytes,
-            verify=manifest.verify,
-        )
+        snapshot = snapshot_of(path, manifest, owned=owned)
         self._shelf.put(snapshot, machine)
         return snapshot
 

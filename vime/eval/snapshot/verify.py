@@ -66,6 +66,17 @@ class Verified:
     num_bytes: int
     notes: tuple[str, ...]
 
+    def detail(self, path: Path, manifest: Manifest, base: BaseSpec | None) -> dict[str, Any]:
+        """Facts for the trace."""
+        return {
+            "path": str(path),
+            "digest": manifest.digest,
+            "num_tensors": len(manifest.tensors),
+            "num_bytes": manifest.num_bytes,
+            "base": None if base is None else str(base.directory),
+            "notes": list(self.notes),
+        }
+
 
 def verify(
     directory: Path,

@@ -13,8 +13,9 @@ from typing import Any
 
 from vime.eval.contracts import Capture
 from vime.eval.paths import real_path
+from vime.eval.snapshot.faults import StagingFault, full
 from vime.eval.snapshot.files import flush, flush_directory
-from vime.eval.snapshot.handoff import Handoff
+from vime.eval.snapshot.handoff import AbandonedError, Handoff
 from vime.eval.snapshot.manifest import Manifest, ManifestError
 from vime.eval.snapshot.staging import Staging
 from vime.eval.snapshot.stamps import FULL
@@ -99,15 +100,20 @@ class SnapshotWriter:
         committed = False
         try:
             written = self._write(rollout_id, draft, final, capture, handoff, expected_bytes)
+            self._staging.renew()
             self._retire(final)
-            handoff.commit(lambda: draft.rename(final))
+            handoff.commit(lambda: self._staging.place(draft, final))
             committed = True
             flush_directory(final.parent)
             return written
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise self._full(expected_bytes) from error
+        except (AbandonedError, StagingFault):
+            raise
+        except Exception as error:
+            if not (self._staging.has(final) if committed else self._staging.keeps(draft)):
+                raise self._staging.lost() from error
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise full(self._staging.directory, expected_bytes) from error
+            raise
         finally:
             if not committed:
                 self._remove(draft)
@@ -178,13 +184,3 @@ class SnapshotWriter:
         """What cannot fit is not begun; what the export has written already lies there."""
         if self._staging.free_bytes() < expected_bytes and not any(draft.iterdir()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _full(self, expected_bytes: int) -> OSError:
-        """A full disk, with the numbers that help."""
-        needs = f" and a snapshot needs {expected_bytes}" if expected_bytes else ""
-        return OSError(
-            errno.ENOSPC,
-            f"the staging file system is full: {self._staging.free_bytes()} bytes are free{needs} "
-            f"in --eval-hf-dir {self._staging.directory}; name a larger one, or lower "
-            "--eval-keep-snapshots or --eval-max-in-flight",
-        )
