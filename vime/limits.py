@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Longest deadline, in seconds. What waits takes it: threads, event loops and stores.
 LONGEST_S = 30 * 24 * 3600
-LONGEST = f"{LONGEST_S} (30 days)"
+LONGEST = f"{LONGEST_S} seconds (30 days)"
 
 #: Largest whole number where nothing else is said; JSON and digests take no more than 64 bits.
 LARGEST = 2**31 - 1

@@ -60,8 +60,8 @@ def test_an_integer_of_thousands_of_digits_in_a_namespace_is_refused_in_words(fl
 def test_a_deadline_is_at_most_thirty_days_and_its_message_says_so(flag: Any, base: Path) -> None:
     (problem,) = problems_of(parse(*fleet_words(base), flag.name, "1e20"))
     assert problem == (
-        f"{flag.name} 1e+20: expected a number of at least 0.001 and at most 2592000 (30 days) "
-        "seconds"
+        f"{flag.name} 1e+20: expected a number of at least 0.001 and at most 2592000 seconds "
+        "(30 days)"
     )
     validate_eval_args(parse(*fleet_words(base), flag.name, str(LONGEST_S)))
 

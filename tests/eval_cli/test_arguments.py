@@ -75,6 +75,7 @@ def test_an_empty_path_never_means_the_working_directory(
         (["--eval-engine-max-restarts", "9" * 20], "--eval-engine-max-restarts 99999999999999999999: expected"),
         (["--eval-dispose-timeout", "1e20"], "--eval-dispose-timeout 1e+20: expected a number of"),
         (["--hf-checkpoint", "loop"], "--hf-checkpoint loop: a link that leads back to itself"),
+        (["--eval-hf-dir", "loop"], "--eval-hf-dir loop: a link that leads back to itself"),
         (["--eval-run-dir", "loop/x"], "--eval-run-dir loop/x: a link that leads back to itself"),
         (["--scores", "loop"], "--scores loop: Too many levels of symbolic links"),
         (["--watch", "loop"], "vime: loop: a link that leads back to itself"),

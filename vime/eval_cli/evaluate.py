@@ -165,7 +165,8 @@ def _complete(args: argparse.Namespace, named: list[Path], staging: str) -> None
         "ci_test": False,  # the status says whether anything was skipped, in any case
     }
     for dest, value in ours.items():
-        if BY_DEST[dest].problem(getattr(args, dest)) is None:  # else the validation will say it
+        flag, given = BY_DEST[dest], getattr(args, dest)
+        if not (flag.problem(given) or flag.place_problem(given)):  # else the validation says it
             setattr(args, dest, value)
     if args.hf_checkpoint is None and named:
         args.hf_checkpoint = str(named[0])

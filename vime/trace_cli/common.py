@@ -15,7 +15,7 @@ from vime.fsm.filters import Filter, Moment
 from vime.fsm.lives import Life, Lives, lives_of
 from vime.fsm.read import TraceFile, TraceUnreadableError
 from vime.fsm.text import clean, count
-from vime.limits import EMPTY_PATH, LONGEST, LONGEST_S
+from vime.limits import EMPTY_PATH, LONGEST_S
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def seconds(text: str, least: float = 0.0) -> float:
         value = -1.0
     if not least <= value <= LONGEST_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected seconds, {least:g} or more and at most {LONGEST}"
+            f"{text!r}: expected seconds, {least:g} or more and at most {LONGEST_S} (30 days)"
         )
     return value
 

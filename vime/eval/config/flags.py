@@ -58,7 +58,7 @@ class Flag:
             return kind
         bounds = [] if self.minimum is None else [f"at least {self.minimum}"]
         if self.maximum == LONGEST_S:
-            bounds.append(f"at most {LONGEST} seconds")
+            bounds.append(f"at most {LONGEST}")
         elif self._greatest < sys.float_info.max:
             bounds.append(f"at most {self._greatest}")
         return f"{kind} of {' and '.join(bounds)}" if bounds else kind
