@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import torch
 
 from tests.programs.driver import namespace
 from vime.eval import ConfigError, EvalDispatcher
+from vime.eval.contracts import Outcome
+from vime.eval.snapshot.staging import Staging
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +79,6 @@ def test_what_a_backend_does_wrong_costs_its_point_only(
 
 
 def test_a_users_export_function_makes_snapshots_too(tmp_path: Path, checkpoints: Path) -> None:
-    import shutil
-
     def export(rollout_id: int, directory: Path) -> None:
         if rollout_id == 2:
             raise OSError("rank 3 is gone")
@@ -115,6 +116,35 @@ def test_a_staging_directory_that_can_never_hold_the_snapshots_is_refused_at_sta
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"--eval-hf-dir .* are needed"):
         EvalDispatcher.from_args(args, exporter=model_and_tokenizer)
+
+
+def test_a_staging_directory_that_is_removed_under_a_run_costs_no_later_point(
+    tmp_path: Path, checkpoints: Path, model_and_tokenizer: tuple[Any, Any]
+) -> None:
+    staging, base = tmp_path / "staging", str(checkpoints / "base")
+    args = namespace(str(tmp_path / "run"), str(staging), base)
+    model, _ = model_and_tokenizer
+    with EvalDispatcher.from_args(args, exporter=model_and_tokenizer) as dispatcher:
+
+        def outcome(step: int) -> Outcome:
+            set_norm(model, step)
+            return dispatcher.dispatch(step).result(60)
+
+        assert outcome(1).metrics["eval/norm"] == 1.0
+        shutil.rmtree(staging)
+        assert outcome(2).metrics["eval/norm"] == 2.0
+        shutil.rmtree(staging)
+        other = Staging(staging, "run-other")
+        other.open()
+        for step in (3, 4):
+            lost = outcome(step)
+            assert lost.reason == "export_failed"
+            assert f"--eval-hf-dir {staging}: it was removed" in str(lost.detail)
+            assert "the live run run-other (pid" in str(lost.detail)
+        other.close()
+        assert outcome(5).metrics["eval/norm"] == 5.0
+        dispatcher.drain()
+    assert [path.name for path in staging.iterdir()] == ["step_5"]
 
 
 @pytest.fixture

@@ -283,6 +283,18 @@ def test_an_owned_snapshot_that_was_changed_is_refused(
     assert CHANGED[change] in refusal(whole, base)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("vocab_size", 264.0), ("tie_word_embeddings", 0), ("hidden_size", "64")]
+)
+def test_a_setting_of_another_type_is_another_setting(
+    key: str, value: object, whole: Path, base: BaseSpec
+) -> None:
+    config = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps(config | {key: value}))
+    told = refusal(whole, base, owned=False)
+    assert f"config.json: {key} is {value!r}, and {base.config[key]!r} in the base" in told
+
+
 def test_a_link_in_the_place_of_an_owned_snapshot_is_refused(whole: Path, base: BaseSpec) -> None:
     seal(whole)
     link = whole.parent / "step_40"

@@ -105,7 +105,9 @@ def config_problems(config: Mapping[str, Any], base: Mapping[str, Any]) -> list[
     problems = [
         f"config.json: {key} is {config[key]!r}, and {base[key]!r} in the base"
         for key in SETTINGS
-        if config.get(key) is not None and base.get(key) is not None and config[key] != base[key]
+        if config.get(key) is not None
+        and base.get(key) is not None
+        and (type(config[key]), config[key]) != (type(base[key]), base[key])  # 1 is not true
     ]
     if ("quantization_config" in config) != ("quantization_config" in base):
         holder = "the snapshot" if "quantization_config" in config else "the base"
