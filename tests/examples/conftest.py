@@ -1,4 +1,8 @@
-"""One real vLLM server, started by the example itself, that all its tests share."""
+"""One real vLLM server, started by the example itself, that all its tests share.
+
+It ends with them, and so does the event loop that its fixtures keep: other tests of the same worker
+start their own.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ __all__ = ["checkpoints"]  # a fixture
 NUM_PROMPTS = 6
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def backend_args(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
     """The arguments of a run that evaluates on a server of its own."""
     run_dir = tmp_path_factory.mktemp("external")
@@ -48,7 +52,7 @@ def backend_args(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) ->
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def external(
     anyio_backend: str, backend_args: Namespace
 ) -> AsyncIterator[ExternalVllmEvalFn]:
@@ -59,7 +63,7 @@ async def external(
     assert function.server is None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def first(external: ExternalVllmEvalFn, checkpoints: Path) -> RolloutFnEvalOutput:
     """The first evaluation, which starts the server."""
     return await external.evaluate_checkpoint(checkpoints / "whole", RolloutFnEvalInput(1))
