@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.test_config import fleet_words, parse
+from tests.config.test_config import base, fleet_words, parse
 from vime.eval import ConfigError, EvalConfig, validate_eval_args
 from vime.eval.config.datasets import name_and_count
 from vime.eval.config.flags import BY_DEST, FLAGS
@@ -17,18 +17,12 @@ from vime.eval.config.sizes import parse_size
 from vime.eval.outcomes.tracking import CallableTracker, Trackers
 from vime.limits import LONGEST_S
 
+__all__ = ["base"]  # a fixture
+
 NUMBERS = [flag for flag in FLAGS if flag.parse in (int, float)]
 PATHS = [flag for flag in FLAGS if flag.kind == "path"]
 DOTTED = [flag for flag in FLAGS if flag.kind == "dotted path"]
 DEADLINES = [flag for flag in FLAGS if flag.name.endswith("-timeout")]
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text("{}")
-    (tmp_path / "eval.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
-    return tmp_path
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.snapshot.captures import Shop
+from tests.snapshot.mounts import small_file_system
 from tests.snapshots import make_model, make_tokenizer
 from vime.eval.snapshot import faults
 from vime.eval.snapshot.export import TransformersExporter
@@ -23,13 +22,8 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def few_inodes(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for much, in a handful of files."""
-    place = tmp_path / "few"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=40m,nr_inodes=14", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting needs privileges")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with small_file_system(tmp_path / "few", "size=40m,nr_inodes=14") as place:
+        yield place
 
 
 async def test_a_file_system_without_inodes_is_said_to_have_none(

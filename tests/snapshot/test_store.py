@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -17,6 +16,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from tests.snapshot.captures import CopiedCapture, Shop
+from tests.snapshot.mounts import small_file_system
 from tests.snapshots import make_model, make_tokenizer, write_checkpoint
 from vime.eval.contracts import Snapshot
 from vime.eval.snapshot.export import CallableExporter, TransformersExporter, as_exporter
@@ -225,13 +225,8 @@ def nothing(rollout_id: int, directory: Path) -> None:
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 500 kB, in memory: one snapshot fits, a second one does not."""
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting needs privileges; /dev/full stands in above")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with small_file_system(tmp_path / "tiny", "size=500k") as place:  # /dev/full stands in above
+        yield place
 
 
 async def test_on_a_disk_that_is_really_full_the_next_snapshot_works(

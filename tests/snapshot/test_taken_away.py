@@ -41,6 +41,15 @@ async def make(shop: Shop, step: int, source: Path) -> Snapshot:
     return snapshot
 
 
+async def taken_by_another(shop: Shop, source: Path) -> tuple[Shop, Snapshot]:
+    """The run's directory is removed, and another run has it, with a snapshot of its own."""
+    await make(shop, 1, source)
+    shutil.rmtree(shop.staging)
+    other = Shop(shop.staging, None, run_id="run-b")
+    other.store.open()
+    return other, await make(other, 1, source)
+
+
 def remove_all(staging: Path) -> None:
     shutil.rmtree(staging)
 
@@ -168,11 +177,7 @@ async def test_a_snapshot_that_vanishes_as_it_is_put_in_place_is_said_to(
 async def test_while_another_run_has_it_every_point_names_that_run(
     shop: Shop, source: Path
 ) -> None:
-    await make(shop, 1, source)
-    shutil.rmtree(shop.staging)
-    other = Shop(shop.staging, None, run_id="run-b")
-    other.store.open()
-    theirs = await make(other, 1, source)
+    other, theirs = await taken_by_another(shop, source)
     for step in (2, 3):
         with pytest.raises(OSError, match="it was removed while this run was under way") as caught:
             shop.store.begin(step)
@@ -193,11 +198,7 @@ async def test_while_another_run_has_it_every_point_names_that_run(
 async def test_a_run_that_ends_meanwhile_takes_nothing_from_the_other(
     shop: Shop, source: Path
 ) -> None:
-    await make(shop, 1, source)
-    shutil.rmtree(shop.staging)
-    other = Shop(shop.staging, None, run_id="run-b")
-    other.store.open()
-    theirs = await make(other, 1, source)
+    other, theirs = await taken_by_another(shop, source)
     shop.store.close()
     assert (theirs.path / "config.json").exists()
     with pytest.raises(StagingError, match="the live run run-b"):
@@ -227,11 +228,7 @@ async def test_a_draft_is_not_put_into_the_directory_of_another_run(
 async def test_what_another_run_has_left_there_is_not_taken_for_this_ones(
     shop: Shop, source: Path
 ) -> None:
-    await make(shop, 1, source)
-    shutil.rmtree(shop.staging)
-    other = Shop(shop.staging, None, run_id="run-b")
-    other.store.open()
-    await make(other, 1, source)
+    other, _ = await taken_by_another(shop, source)
     other.store.close()
     await make(shop, 2, source)
     await shop.settle()
