@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.irregular import IRREGULAR, replace
+from vime.eval.appending import append_regular
 from vime.eval.fleet.settings import FleetSettings, preflight
 from vime.eval.locks import FileLock
 from vime.eval.snapshot.base import BaseSpec
-from vime.eval.snapshot.files import append_regular, open_regular
+from vime.eval.snapshot.files import open_regular
 from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError
 from vime.eval.snapshot.side_files import JSON_FILES, MAX_BYTES, irregular_files, unreadable_json
 from vime.eval.snapshot.staging import LOCK, Staging, StagingError, remove_tree

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from vime.eval.appending import append_regular
 from vime.eval.config import EvalConfig
-from vime.eval.snapshot.files import append_regular, open_regular
+from vime.eval.snapshot.files import open_regular
 
 #: Fields of the config that say where, when and how long, and never what the score is.
 _NO_MATTER = frozenset({

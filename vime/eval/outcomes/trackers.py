@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
+from vime.eval.appending import append_regular
 from vime.eval.contracts import Outcome
-from vime.eval.snapshot.files import append_regular
 
 #: What MLflow does not take in a metric's name.
 _NO_MLFLOW_NAME = re.compile(r"[^\w./ :-]", re.ASCII)

@@ -32,9 +32,9 @@ from typing import Final, Self, TypeVar
 import anyio
 import anyio.to_thread
 
+from vime.eval.appending import append_regular
 from vime.eval.processes import keeper
 from vime.eval.processes.pipes import PipeReader, PipeWriter
-from vime.eval.snapshot.files import append_regular
 
 #: The environment variable that marks a kept tree: one identifier for each keeper above it.
 MARKER: Final = "VIME_KEEPER"

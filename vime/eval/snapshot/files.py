@@ -48,27 +48,6 @@ def _why_unopened(path: Path, error: OSError) -> str:
     return f"cannot be opened: {error.strerror}"
 
 
-def append_regular(path: Path, mode: int) -> int:
-    """Open a regular file for reading, and for writing at its end; it is made when missing.
-
-    Args:
-        path: a pipe or a device in its place is refused, not waited for.
-        mode: of a new file.
-
-    Returns:
-        A file descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    fd = os.open(path, flags, mode)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "no regular file", str(path))
-    return fd
-
-
 def read_small_file(path: Path, max_bytes: int, *, follow_link: bool) -> bytes:
     """The content of a regular file of at most ``max_bytes`` bytes.
 
