@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from asyncio import events
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,24 +85,30 @@ def test_many_short_steps_in_a_row_are_no_long_hold(dispatcher: EvalDispatcher) 
             compute_for(0.0002)  # twenty milliseconds in all
             await anyio.lowlevel.checkpoint()
 
-    seen = []
-    for _ in range(NUM_POINTS):
-        holds = LockHolds(dispatcher._thread)
-        with holds.watching():
-            dispatcher._call(take_steps())
-        if sum(holds.holds_ms) > 10:  # half of them; else the victim was given no processor
-            seen.append(holds.longest_ms)
-    assert min(seen) <= LIMIT_MS
+    while True:
+        holds = holds_during(dispatcher, take_steps)
+        # Half of them; else the victim was given no processor, and could not see how long they are.
+        if sum(holds.holds_ms) > 10 and holds.longest_ms <= LIMIT_MS:
+            break
 
 
 def test_a_hold_of_several_milliseconds_is_seen(dispatcher: EvalDispatcher) -> None:
     async def compute() -> None:
         compute_for(0.01)
 
+    # A victim that is given no processor meanwhile sees nothing, now and then.
+    while holds_during(dispatcher, compute).longest_ms <= LIMIT_MS:
+        pass
+
+
+def holds_during(
+    dispatcher: EvalDispatcher, work: Callable[[], Coroutine[Any, Any, None]]
+) -> LockHolds:
+    """The holds that are seen while the dispatcher's thread works."""
     holds = LockHolds(dispatcher._thread)
     with holds.watching():
-        dispatcher._call(compute())
-    assert holds.longest_ms > LIMIT_MS
+        dispatcher._call(work())
+    return holds
 
 
 def compute_for(seconds: float) -> None:
