@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import anyio
+import httpx
 import pytest
 
 from tests.fleet.desk import open_desk
-from tests.fleet.world import Fault, Gate, Life, World, answers, fails, hang, takes
+from tests.fleet.world import FakeServer, Fault, Gate, Life, World, answers, fails, hang, takes
 from vime.rollout.checkpoint_eval import EvalSkip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_blocks_the_loop")]
@@ -150,10 +152,6 @@ LIES: dict[str, tuple[Life, str]] = {
         Life(faults={"/collective_rpc": fails(500, "shape mismatch")}),
         "/collective_rpc answered 500: shape mismatch",
     ),
-    "kept its prefix cache": (
-        Life(faults={"/reset_prefix_cache": answers({"success": False})}),
-        "/reset_prefix_cache answered {'success': False}",
-    ),
     "answers nonsense": (
         Life(faults={"/collective_rpc": answers({"results": [{"digest": 1}]})}),
         "vime_load: no account of it",
@@ -215,6 +213,17 @@ async def test_a_nan_that_the_probe_did_not_touch_is_unhealthy_too() -> None:
         skip = await desk.skip(world.snapshot(40))
         assert skip.reason == "unhealthy"
         assert "the tokens are numbers; NaN in 1 tensors" in skip.detail
+
+
+async def test_a_nan_that_was_seen_when_the_snapshot_was_digested_is_looked_for_no_more() -> None:
+    async with open_desk() as desk:
+        spoilt = replace(desk.world.snapshot(40), with_nan=("a", "b"))
+        skip = await desk.skip(spoilt)
+        assert skip.reason == "unhealthy"
+        assert "the tokens are numbers; NaN in 2 tensors of the snapshot: a, b" in skip.detail
+        await desk.pinned(replace(desk.world.snapshot(50), with_nan=()))
+        await desk.pinned(desk.world.snapshot(60))
+        assert [looked for _, looked in desk.world.looks] == [False] * 4 + [True] * 2
 
 
 async def test_bad_snapshots_never_use_up_the_restarts_of_an_engine() -> None:
@@ -332,12 +341,11 @@ async def test_an_engine_that_dies_of_a_load_skips_the_point_as_unhealthy() -> N
     "path",
     [
         "/pause",
+        "/is_paused",
         "/collective_rpc",
         "/update_weight_version",
         "/weight_info",
         "/reset_prefix_cache",
-        "/reset_mm_cache",
-        "/reset_encoder_cache",
         "/resume",
     ],
 )
@@ -358,15 +366,63 @@ async def test_an_engine_whose_pin_is_given_up_in_any_call_is_replaced_before_it
         assert desk.states("engine_0").count("dead") == 1
 
 
+async def pause_unanswered(server: FakeServer) -> None:
+    server.paused = True
+    await anyio.sleep_forever()
+
+
+async def test_a_load_begins_when_the_engine_says_that_it_is_paused_and_waits_for_no_more() -> None:
+    world = World()
+    gate = Gate()
+    world.lives["engine_0"] = [Life(faults={"/pause": pause_unanswered, "/collective_rpc": gate})]
+    async with open_desk(world) as desk, anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.skip, world.snapshot(40))
+        await gate.entered.wait()
+        tasks.cancel_scope.cancel()
+
+
 async def test_of_calls_at_the_same_time_the_one_that_fails_ends_the_others() -> None:
     world = World()
-    world.lives["engine_0"] = [
-        Life(faults={"/weight_info": hang, "/reset_mm_cache": fails(500, "no such cache")})
-    ]
+    faults = {"/pause": pause_unanswered, "/collective_rpc": fails(500, "shape mismatch")}
+    world.lives["engine_0"] = [Life(faults=faults)]
     async with open_desk(world, pin_timeout_s=1000, call_timeout_s=1000) as desk:
         skip = await desk.skip(world.snapshot(40))
         assert skip.reason == "pin_violation"
-        assert "/reset_mm_cache answered 500: no such cache" in skip.detail
+        assert "/collective_rpc answered 500: shape mismatch" in skip.detail
+
+
+async def test_a_cache_that_is_in_use_while_requests_are_aborted_is_cleared_after_them() -> None:
+    world = World()
+    used = 0
+
+    async def pause_slowly(server: FakeServer) -> None:
+        server.paused = True
+        await anyio.sleep(0.02)
+
+    async def in_use_at_first(server: FakeServer) -> httpx.Response | None:
+        nonlocal used
+        used += 1
+        return httpx.Response(200, json={"success": False}) if used == 1 else None
+
+    faults: dict[str, Fault] = {"/pause": pause_slowly, "/reset_prefix_cache": in_use_at_first}
+    world.lives["engine_0"] = [Life(faults=faults)]
+    async with open_desk(world) as desk:
+        await desk.pinned(world.snapshot(40))
+        assert used == 2
+        assert desk.states("engine_0")[-1] == "serving"
+
+
+async def test_an_engine_whose_cache_cannot_be_cleared_is_replaced_and_the_point_waits() -> None:
+    world = World()
+    kept = Life(faults={"/reset_prefix_cache": answers({"success": False})})
+    world.lives["engine_0"] = [kept]
+    async with open_desk(world) as desk:
+        await desk.pinned(world.snapshot(40))
+        suspected = await desk.until_fired("engine_0", "suspect")
+        assert suspected.detail == {
+            "error": "it is paused, and its prefix cache is still in use",
+        }
+        assert [directory for _, directory in world.loads].count("/staging/step_40") == 3
 
 
 async def test_a_pin_of_a_fleet_that_was_shut_down_says_so_at_once() -> None:

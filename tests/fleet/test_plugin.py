@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.watch import watching
-from vime.eval.fleet.vllm_plugin import ControlGuard, die_with_parent, is_public
+from vime.eval.fleet.vllm_plugin import ControlGuard, is_public, join_fleet
 
 TOKEN = "0123456789abcdef"
 
@@ -152,20 +152,20 @@ def test_the_module_that_vllm_imports_everywhere_is_light() -> None:
 
 def test_vllm_finds_the_plugin_in_each_of_its_processes() -> None:
     (plugin,) = entry_points(group="vllm.general_plugins", name="vime")
-    assert plugin.load() is die_with_parent
+    assert plugin.load() is join_fleet
 
 
 FAMILY = """
 import multiprocessing, os, sys, time
-from vime.eval.fleet.vllm_plugin import die_with_parent
+from vime.eval.fleet.vllm_plugin import join_fleet
 
 def child(pipe):
-    die_with_parent()
+    join_fleet()
     pipe.send(os.getpid())
     time.sleep(1000)
 
 if __name__ == "__main__":
-    die_with_parent()  # a no-op: it is nobody's child
+    join_fleet()  # a no-op: it is nobody's child
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
     context.Process(target=child, args=(its,)).start()

@@ -222,6 +222,7 @@ def test_without_gpus_engines_and_their_ranks_share_the_cores_out(
     ]
     assert [g.get("VLLM_CPU_OMP_THREADS_BIND") for g in given] == bound
     assert [g.get("VIME_READER_CORES") for g in given] == readers
+    assert [g.get("VIME_SCARCE_CORES") for g in given] == ["1"] * num_engines
 
 
 def test_a_detached_fleet_is_refused_on_one_machine(base: Path) -> None:

@@ -25,21 +25,22 @@ def one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 0)
 
 
-class Fills:
+class Reads:
     """Notes which tensors were read, and on which thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[str] = []
         self._more = threading.Condition()
-        fill: Any = TensorReader._fill
+        read: Any = TensorReader._read
 
-        def noted(reader: TensorReader, *args: Any) -> None:
-            fill(reader, *args)
+        def noted(*args: Any) -> Any:
+            content = read(*args)
             with self._more:
                 self.threads.append(threading.current_thread().name)
                 self._more.notify_all()
+            return content
 
-        monkeypatch.setattr(TensorReader, "_fill", noted)
+        monkeypatch.setattr(TensorReader, "_read", noted)
 
     def wait_for(self, count: int) -> None:
         with self._more:
@@ -112,6 +113,9 @@ def test_a_nan_is_found_in_every_kind_of_float_and_named(tmp_path: Path) -> None
     reader = TensorReader(tmp_path)
     dict(reader)
     assert set(reader.with_nan) == {"scalar", *(f"nan {kind}" for kind in kinds)}
+    trusting = TensorReader(tmp_path, look_for_nan=False)
+    dict(trusting)
+    assert (trusting.with_nan, trusting.digest) == ([], reader.digest)
 
 
 def test_a_broken_checkpoint_is_refused_before_the_model_is_touched(checkpoints: Path) -> None:
@@ -139,15 +143,15 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(
 def test_the_next_tensor_is_read_while_the_loader_has_one_and_no_more_than_may_be(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fills = Fills(monkeypatch)
+    reads = Reads(monkeypatch)
     tensors = iter(TensorReader(checkpoints / "whole"))
     next(tensors)
-    fills.wait_for(2)  # nobody asks for the second one
+    reads.wait_for(2)  # nobody asks for the second one
     next(tensors)
-    fills.wait_for(3)
+    reads.wait_for(3)
     tensors.close()  # type: ignore[attr-defined]  # it waits for the thread
-    assert len(fills.threads) == 3
-    assert all(name.startswith("vime-reader") for name in fills.threads)
+    assert len(reads.threads) == 3
+    assert all(name.startswith("vime-reader") for name in reads.threads)
 
 
 def test_a_loader_that_gives_up_leaves_no_thread(checkpoints: Path) -> None:
@@ -182,17 +186,17 @@ def test_a_reading_thread_leaves_the_loader_its_cores_where_there_are_others(
     every = os.sched_getaffinity(os.getppid())
     own = every if bound_to_all else {min(every)}
     cores: list[set[int]] = []
-    fill: Any = TensorReader._fill
+    read: Any = TensorReader._read
 
-    def noted(reader: TensorReader, *args: Any) -> None:
+    def noted(*args: Any) -> Any:
         cores.append(os.sched_getaffinity(0))
-        fill(reader, *args)
+        return read(*args)
 
     def load() -> None:
         os.sched_setaffinity(0, own)  # of this thread alone
         dict(TensorReader(checkpoints / "whole"))
 
-    monkeypatch.setattr(TensorReader, "_fill", noted)
+    monkeypatch.setattr(TensorReader, "_read", noted)
     loader = threading.Thread(target=load)
     loader.start()
     loader.join()
@@ -208,13 +212,13 @@ def test_only_the_named_cores_read_and_without_any_the_loader_itself(
     monkeypatch.setenv("VIME_READER_CORES", str(last) if named else "")
     monkeypatch.setattr(tensor_reader, "AHEAD_BYTES", 1 << 30)
     found: list[tuple[str, set[int]]] = []
-    fill: Any = TensorReader._fill
+    read: Any = TensorReader._read
 
-    def noted(reader: TensorReader, *args: Any) -> None:
+    def noted(*args: Any) -> Any:
         found.append((threading.current_thread().name, os.sched_getaffinity(0)))
-        fill(reader, *args)
+        return read(*args)
 
-    monkeypatch.setattr(TensorReader, "_fill", noted)
+    monkeypatch.setattr(TensorReader, "_read", noted)
     reader = TensorReader(checkpoints / "whole")
     for count, _ in enumerate(reader, 1):
         assert named or len(found) == count  # nothing is read before it is asked for

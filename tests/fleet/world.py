@@ -226,8 +226,8 @@ class FakeServer:
                 self.version = body["new_version"]
             case "/reset_prefix_cache" if not self.life.keeps_cache:
                 self.cache.clear()
-            case "/weight_info":
-                reply = {"weight_version": self.version}
+            case "/weight_info" | "/is_paused":
+                reply = {"weight_version": self.version, "is_paused": self.paused}
             case "/metrics":
                 return httpx.Response(200, text=self._metrics())
             case "/inference/v1/generate":
@@ -236,8 +236,11 @@ class FakeServer:
                 reply = self._tokens(body)
         return httpx.Response(200, json=reply)
 
-    def _load(self, directory: str, expected: str, verify: str) -> httpx.Response:
+    def _load(
+        self, directory: str, expected: str, verify: str, look_for_nan: bool
+    ) -> httpx.Response:
         self.world.loads.append((self.name, directory))
+        self.world.looks.append((self.name, look_for_nan))
         content = self.world.contents.get(directory) or read_content(Path(directory))
         if content is None:
             return httpx.Response(500, text="no such directory")
@@ -248,7 +251,7 @@ class FakeServer:
             "num_tensors": 3,
             "num_bytes": 300,
             "unloaded": [],
-            "with_nan": content.with_nan,
+            "with_nan": content.with_nan if look_for_nan else [],
         } | self.life.report
         return httpx.Response(200, json={"results": [rank] * self.life.ranks})
 
@@ -344,6 +347,7 @@ class World:
         self.servers: list[FakeServer] = []
         self.contents: dict[str, Content] = {}
         self.loads: list[tuple[str, str]] = []
+        self.looks: list[tuple[str, bool]] = []
         self.wrongs: list[str] = []
         self.argvs: list[Sequence[str]] = []
 

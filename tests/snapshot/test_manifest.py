@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.snapshot.interpreter_lock import leaves_the_lock, turns_of_another_thread
 from tests.snapshots import FINAL_NORM, change_tensors
+from vime.eval.contracts import Content
 from vime.eval.snapshot.manifest import (
     FILE,
     MAX_BYTES,
@@ -62,6 +63,43 @@ def test_every_file_is_listed_with_its_size_and_small_ones_with_a_digest(
     assert manifest.files["config.json"].digest == blake3(config).hexdigest()
     assert manifest.files["model.safetensors"].digest is None
     assert manifest.num_bytes == on_disk["model.safetensors"]
+
+
+def test_it_says_which_tensors_hold_a_nan_where_their_bytes_were_looked_at(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    def spoil(tensors: dict[str, Any]) -> dict[str, Any]:
+        tensors[FINAL_NORM][0] = float("nan")
+        return tensors
+
+    directory = change_tensors(checkpoints / "whole", tmp_path / "spoilt", spoil)
+    sound = Manifest.of_directory(checkpoints / "whole", "run-1", 40)
+    spoilt = Manifest.of_directory(directory, "run-1", 40)
+    assert (sound.with_nan, spoilt.with_nan) == ((), (FINAL_NORM,))
+    assert Manifest.parse(spoilt.encode()).with_nan == (FINAL_NORM,)
+    known: dict[str, str | Content] = {
+        name: Content(tensor.digest, tensor.with_nan) for name, tensor in spoilt.tensors.items()
+    }
+    assert Manifest.of_directory(directory, "run-1", 40, known=known) == spoilt
+    known[FINAL_NORM] = spoilt.tensors[FINAL_NORM].digest
+    half = Manifest.of_directory(directory, "run-1", 40, known=known)
+    assert (half.with_nan, half.digest) == (None, spoilt.digest)
+    headers = Manifest.of_directory(directory, "run-1", 40, verify="headers")
+    assert headers.with_nan is None
+
+
+def test_an_older_one_that_says_nothing_of_nans_is_read_and_nonsense_is_refused(
+    manifest: Manifest,
+) -> None:
+    fields = json.loads(manifest.encode())
+    for tensor in fields["tensors"].values():
+        del tensor["with_nan"]
+    older = Manifest.parse(json.dumps(fields).encode())
+    assert (older.with_nan, older.digest) == (None, manifest.digest)
+    for nonsense in (0, 1, "no", []):
+        fields["tensors"][FINAL_NORM]["with_nan"] = nonsense
+        with pytest.raises(ManifestError, match=f"with_nan of {FINAL_NORM}"):
+            Manifest.parse(json.dumps(fields).encode())
 
 
 def test_one_changed_value_a_new_name_or_another_shape_changes_the_digest(

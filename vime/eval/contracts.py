@@ -42,6 +42,8 @@ class Snapshot:
         num_bytes: size of its weight files.
         verify: ``full``, or ``headers`` where the digest is over headers and files' times, not
             over the weights' bytes.
+        with_nan: the tensors that hold a NaN; ``None`` where nobody has looked for it when their
+            bytes were digested.
     """
 
     rollout_id: int
@@ -51,6 +53,20 @@ class Snapshot:
     owned: bool
     num_bytes: int = 0
     verify: str = "full"
+    with_nan: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is known of a tensor's bytes.
+
+    Attributes:
+        digest: their hexadecimal BLAKE3.
+        with_nan: whether a NaN is among the numbers; ``None`` where nobody has looked.
+    """
+
+    digest: str
+    with_nan: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -152,14 +168,14 @@ class Outcome:
 class Capture(Protocol):
     """Weights held still at one moment of training; written to disk later, elsewhere."""
 
-    def write(self, directory: Path) -> Mapping[str, str] | None:
+    def write(self, directory: Path) -> Mapping[str, str | Content] | None:
         """Write a whole Hugging Face checkpoint into the empty ``directory``.
 
         Called once, on a worker thread. Bulk work should release the interpreter lock.
 
         Returns:
-            What it knows of the digests: tensor of the checkpoint → hexadecimal BLAKE3 of its
-            bytes. The others are read from the files.
+            What it knows of the bytes: tensor of the checkpoint → their :class:`Content`, or
+            their hexadecimal BLAKE3 alone. The others are read from the files.
 
         Raises:
             EvalSkip: the point is skipped with its reason.

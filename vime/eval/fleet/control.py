@@ -13,6 +13,7 @@ from typing import Any, Literal
 import anyio
 import httpx
 
+from vime.eval.contracts import Snapshot
 from vime.eval.fleet.launch import Tokens
 
 Kind = Literal[
@@ -87,7 +88,7 @@ class Loaded:
         digest: of the names, types, shapes and bytes of all tensors read.
         num_tensors, num_bytes: how much that was.
         unloaded: parameters of the model that received nothing.
-        with_nan: tensors that hold a NaN.
+        with_nan: tensors in which a NaN was found.
         tensors: name → digest; only where ``digest`` is not the expected one.
     """
 
@@ -126,7 +127,7 @@ class Control:
         return True
 
     async def pause(self) -> None:
-        """Abort what is being generated, and take no new requests."""
+        """Abort what is being generated, forget what was computed, and take no new requests."""
         await self._call("POST", "/pause", params={"mode": "abort"})
 
     async def is_paused(self) -> bool:
@@ -137,11 +138,13 @@ class Control:
         """Take requests again."""
         await self._call("POST", "/resume")
 
-    async def load(
-        self, directory: str, digest: str, verify: str, timeout_s: float
-    ) -> list[Loaded]:
-        """Put a checkpoint's weights into the engine; one answer a rank."""
-        order = {"method": "vime_load", "args": [directory, digest, verify]}
+    async def load(self, snapshot: Snapshot, timeout_s: float) -> list[Loaded]:
+        """Put a snapshot's weights into the engine; one answer a rank."""
+        path, look_for_nan = str(snapshot.path.absolute()), snapshot.with_nan is None
+        order = {
+            "method": "vime_load",
+            "args": [path, snapshot.digest, snapshot.verify, look_for_nan],
+        }
         answer = await self._call("POST", "/collective_rpc", json=order, timeout_s=timeout_s)
         try:
             return [_loaded(rank) for rank in answer["results"]]
@@ -156,16 +159,10 @@ class Control:
         """The name of the weights."""
         return str((await self._call("GET", "/weight_info")).get("weight_version"))
 
-    async def clear_caches(self) -> None:
-        """Forget whatever was computed with other weights."""
-        await self._clear_prefix_cache()
-        for path in ("/reset_mm_cache", "/reset_encoder_cache"):
-            await self._call("POST", path)
-
-    async def _clear_prefix_cache(self) -> None:
+    async def clear_prefix_cache(self) -> bool:
+        """Forget the prompts that were computed; false when something still computes with them."""
         answer = await self._call("POST", "/reset_prefix_cache")
-        if answer.get("success") is not True:
-            raise EngineFailure("refused", f"/reset_prefix_cache answered {answer}")
+        return answer.get("success") is True
 
     async def token(self, timeout_s: float) -> Token:
         """Generate one greedy token; raises as :meth:`answer` does."""

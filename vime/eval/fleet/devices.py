@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from vime.eval.fleet import quiet_wait
+
 _GPU = re.compile(r"nvidia\d+")
 _DEVICES = Path("/dev")
 
@@ -44,7 +46,7 @@ def device_environment(
     The fleet takes the last of the visible GPUs: trainer and rollout engines, which count from
     the first, never shift. Without GPUs, engines share the cores out: vLLM, which knows of no
     other engine, would put each of them on the same ones. A single engine of a single rank
-    decides by itself.
+    decides by itself. And what waits then must not compute: :mod:`vime.eval.fleet.quiet_wait`.
 
     Args:
         index: which engine, from 0.
@@ -57,6 +59,11 @@ def device_environment(
         visible = region[index * num_ranks : (index + 1) * num_ranks]
         assert len(visible) == num_ranks, "preflight has counted the GPUs"
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+    return {quiet_wait.VARIABLE: "1"} | _cores_of(index, num_engines, num_ranks, cores)
+
+
+def _cores_of(index: int, num_engines: int, num_ranks: int, cores: list[int]) -> dict[str, str]:
+    """Has one engine compute on its share of the cores."""
     share = len(cores) // num_engines
     if num_engines == 1 or share < num_ranks:  # too few to share them out
         return {} if num_ranks == 1 else _bound(cores, num_ranks)

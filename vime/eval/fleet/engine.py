@@ -305,14 +305,17 @@ class Engine:
 
     async def _pin(self, snapshot: Snapshot, timeout_s: float) -> EngineProof:
         assert self._control is not None
-        await self._control.pause()
-        self._told = True
+
+        def told() -> None:
+            self._told = True
+
         evidence = await load_and_prove(
             self._control,
             snapshot,
             self._settings.num_gpus_per_engine,
             timeout_s=timeout_s,
             call_timeout_s=self._settings.call_timeout_s,
+            told=told,
         )
         self.strikes = 0
         self._fire("serve", detail=evidence)

@@ -6,6 +6,7 @@ The same steps serve an engine of the fleet and a server that a user's backend l
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,9 @@ from vime.eval.fleet.agreement import NUM_TOKENS, PROMPTS
 from vime.eval.fleet.control import Control, EngineFailure, Loaded, Token, together
 from vime.fsm.canary import Canary
 
+_FIRST_WAIT_S = 0.002
+"""Before a server is asked again whether it has paused; twice as long each time."""
+
 
 async def load_and_prove(
     control: Control,
@@ -24,15 +28,17 @@ async def load_and_prove(
     *,
     timeout_s: float,
     call_timeout_s: float,
+    told: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Load a snapshot into a paused server; it serves again when this returns.
+    """Load a snapshot into a server; whatever it was generating is aborted.
 
     Args:
-        control: speaks to the server, which has been paused.
+        control: speaks to the server.
         snapshot: verified.
         num_ranks: the server's tensor-parallel size.
         timeout_s: for the load alone.
         call_timeout_s: for each answer that is generated last.
+        told: called once it has paused, just before it is told of the snapshot.
 
     Returns:
         The evidence: ``digest``, ``ranks``, ``tensors``, ``bytes``, ``canary`` (see
@@ -43,12 +49,12 @@ async def load_and_prove(
     """
     version = snapshot.weight_version
     began = anyio.current_time()
-    path = str(snapshot.path.absolute())
-    ranks = await control.load(path, snapshot.digest, snapshot.verify, timeout_s)
+    ranks = await _load_paused(control, snapshot, timeout_s, told)
     check_loaded(ranks, snapshot, num_ranks)
-    await together(partial(_name_weights, control, version), control.clear_caches)
-    await control.resume()
-    canary = await _prove_finite(control, ranks, version, call_timeout_s)
+    await control.set_version(version)
+    await together(partial(_check_name, control, version), control.resume)
+    with_nan = snapshot.with_nan or ranks[0].with_nan
+    canary = await _prove_finite(control, with_nan, version, call_timeout_s)
     return {
         "digest": ranks[0].digest,
         "ranks": len(ranks),
@@ -59,8 +65,39 @@ async def load_and_prove(
     }
 
 
-async def _name_weights(control: Control, version: str) -> None:
-    await control.set_version(version)
+async def _load_paused(
+    control: Control, snapshot: Snapshot, timeout_s: float, told: Callable[[], None]
+) -> list[Loaded]:
+    """Pause a server and have it load; it is still paused then, and its caches are empty.
+
+    vLLM says that it has paused some 20 ms after it has. The load begins as soon as the server
+    confirms it when it is asked, and that nothing uses its cache: no request is left then.
+    """
+    ranks: list[Loaded] = []
+    answered = anyio.Event()
+
+    async def pause() -> None:
+        await control.pause()
+        answered.set()
+
+    async def load() -> None:
+        wait_s = _FIRST_WAIT_S  # the question may have been quicker
+        while not answered.is_set() and not await control.is_paused():
+            with anyio.move_on_after(wait_s):
+                await answered.wait()
+            wait_s *= 2
+        if not await control.clear_prefix_cache():
+            await answered.wait()
+            if not await control.clear_prefix_cache():
+                raise EngineFailure("refused", "it is paused, and its prefix cache is still in use")
+        told()
+        ranks.extend(await control.load(snapshot, timeout_s))
+
+    await together(pause, load)
+    return ranks
+
+
+async def _check_name(control: Control, version: str) -> None:
     if (found := await control.version()) != version:
         raise EngineFailure("stale", f"its weight version is {found}, expected {version}")
 
@@ -106,11 +143,11 @@ def _check_version(token: Token, expected: str) -> None:
 
 
 async def _prove_finite(
-    control: Control, ranks: list[Loaded], version: str, timeout_s: float
+    control: Control, with_nan: Sequence[str], version: str, timeout_s: float
 ) -> Canary:
     """Answers that are numbers; a NaN that they did not touch counts as well."""
-    names = ", ".join(ranks[0].with_nan[:5])
-    blame = f"; NaN in {len(ranks[0].with_nan)} tensors of the snapshot: {names}"
+    names = ", ".join(with_nan[:5])
+    blame = f"; NaN in {len(with_nan)} tensors of the snapshot: {names}"
     try:
         canary = await ask_canary(control, timeout_s, version)
     except EngineFailure as failure:

@@ -14,18 +14,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blake3 import blake3
-
+from vime.eval.contracts import Content
 from vime.eval.fleet.devices import READER_CORES_VARIABLE
-from vime.eval.fleet.float_bits import holds_nan
 from vime.eval.fleet.host_memory import HostMemory
 from vime.eval.snapshot.files import open_regular
+from vime.eval.snapshot.float_bits import NanSearch
+from vime.eval.snapshot.inspection import Inspection
 from vime.eval.snapshot.manifest import ManifestTensor, combined_digest
 from vime.eval.snapshot.stamps import FULL, stamps
-from vime.eval.snapshot.weights import TensorInfo, dtype_name, read_weights
+from vime.eval.snapshot.weights import dtype_name, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -36,16 +37,11 @@ AHEAD_BYTES = 32 << 20
 Little enough to be in the processor's caches still when it is loaded.
 """
 
+_PIECE_BYTES = 1 << 20
+"""A tensor is read and looked at in pieces of this size, which the core's own cache holds."""
+
 _MAX_THREADS = 4
 """That read: each some 2.5 GB/s, digest included."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What became of reading a tensor: the digest of its bytes, and whether it holds a NaN."""
-
-    digest: str
-    with_nan: bool
 
 
 @dataclass
@@ -62,7 +58,7 @@ class _Reading:
     name: str
     num_bytes: int
     data: torch.Tensor | None
-    found: Future[_Found] = field(default_factory=Future)
+    found: Future[Content] = field(default_factory=Future)
 
 
 class TensorReader:
@@ -74,19 +70,22 @@ class TensorReader:
 
     Args:
         directory: a Hugging Face checkpoint with safetensors files.
-        verify: ``headers`` puts each tensor's stamp in the place of its digest.
+        verify: ``headers`` puts each tensor's stamp in the place of its digest, and always looks
+            for NaNs.
+        look_for_nan: whoever digested the same bytes before may have done so.
 
     Attributes:
         given: name → type, shape and digest of every tensor that was given so far.
-        with_nan: the names of those that hold a NaN.
+        with_nan: the names of those in which a NaN was found.
         num_bytes: their size.
 
     Raises:
         vime.eval.snapshot.weights.WeightsError: the weight files are not whole.
     """
 
-    def __init__(self, directory: Path, verify: str = FULL) -> None:
+    def __init__(self, directory: Path, verify: str = FULL, *, look_for_nan: bool = True) -> None:
         self._directory = directory
+        self._look_for_nan = look_for_nan
         self._infos = read_weights(directory)
         self._stamps = None if verify == FULL else stamps(directory, self._infos)
         self.given: dict[str, ManifestTensor] = {}
@@ -147,29 +146,24 @@ class TensorReader:
         reading.found = threads.submit(self._read, reading)
         return reading
 
-    def _read(self, reading: _Reading) -> _Found:
+    def _read(self, reading: _Reading) -> Content:
         """Fill the memory, and look at what is in it; all of it leaves the interpreter lock."""
         assert reading.data is not None, "it was not given yet"
-        info, content = self._infos[reading.name], reading.data.numpy()
-        self._fill(content.data, info)
-        if self._stamps is None:
-            digest = blake3(
-                content.data
-            ).hexdigest()  # its own threads would take the loader's core
-        else:
-            digest = self._stamps[reading.name]
-        return _Found(digest, holds_nan(info.dtype, content))
-
-    def _fill(self, buffer: memoryview, info: TensorInfo) -> None:
+        info, content = self._infos[reading.name], reading.data.numpy().data
+        dtype = info.dtype if self._look_for_nan else None
+        # A digest of several threads would take the loader's core.
+        inspection = Inspection(dtype) if self._stamps is None else NanSearch(info.dtype)
         with open_regular(self._directory / info.file) as file:
-            position = 0
-            while position < info.num_bytes:
-                count = os.preadv(file.fileno(), [buffer[position:]], info.start + position)
-                if not count:
-                    raise ValueError(f"{info.file}: it became shorter while it was read")
-                position += count
+            for start in range(0, info.num_bytes, _PIECE_BYTES):
+                piece = content[start : start + _PIECE_BYTES]
+                _fill(piece, file, info.start + start)
+                inspection.look(piece)
+        if isinstance(inspection, Inspection):
+            return inspection.content
+        assert self._stamps is not None
+        return Content(self._stamps[reading.name], inspection.found)
 
-    def _account(self, reading: _Reading, found: _Found) -> torch.Tensor:
+    def _account(self, reading: _Reading, found: Content) -> torch.Tensor:
         """Enter a tensor that is given now."""
         name, info = reading.name, self._infos[reading.name]
         data, reading.data = reading.data, None
@@ -179,6 +173,16 @@ class TensorReader:
         if found.with_nan:
             self.with_nan.append(name)
         return data.view(_torch_dtype(info.dtype)).view(info.shape)
+
+
+def _fill(buffer: memoryview, file: FileIO, position: int) -> None:
+    """Read until the buffer is full."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(file.fileno(), [buffer[done:]], position + done)
+        if not count:
+            raise ValueError(f"{Path(str(file.name)).name}: it became shorter while it was read")
+        done += count
 
 
 class _AtOnce(Executor):

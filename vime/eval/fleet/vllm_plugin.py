@@ -2,7 +2,7 @@
 
 Three extension points of vLLM lead here: ``--middleware`` (:class:`ControlGuard`, in the API
 server), ``--worker-extension-cls`` (:class:`VerifiedLoad`, in each worker) and the entry point
-``vllm.general_plugins`` (:func:`die_with_parent`, in every process).
+``vllm.general_plugins`` (:func:`join_fleet`, in every process).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import signal
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vime.eval.fleet.quiet_wait import wait_quietly
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +98,9 @@ class VerifiedLoad:
     model_runner: Any
     vllm_config: Any
 
-    def vime_load(self, directory: str, digest: str, verify: str = "full") -> dict[str, Any]:
+    def vime_load(
+        self, directory: str, digest: str, verify: str = "full", look_for_nan: bool = True
+    ) -> dict[str, Any]:
         """Load a checkpoint's weights, and say exactly what went into the model.
 
         Every rank reads every tensor: what it hands to the model's loader are the bytes that it
@@ -106,11 +110,12 @@ class VerifiedLoad:
             directory: a Hugging Face checkpoint with safetensors files.
             digest: the snapshot's digest, as its manifest says.
             verify: what it is made of; ``headers`` digests no bytes here either.
+            look_for_nan: unless that is known of the bytes with this digest.
 
         Returns:
             ``digest`` over the names and bytes of all tensors read; ``num_tensors`` and
             ``num_bytes``; ``unloaded``, the model's parameters that received nothing; ``with_nan``,
-            the tensors that hold a NaN; and, where the digest is not the expected one,
+            the tensors in which a NaN was found; and, where the digest is not the expected one,
             ``tensors``: name → digest of its bytes.
 
         Raises:
@@ -122,7 +127,7 @@ class VerifiedLoad:
         from vime.eval.fleet.tensor_reader import TensorReader
 
         _let_go_of_names()
-        reader = TensorReader(Path(directory), verify)
+        reader = TensorReader(Path(directory), verify, look_for_nan=look_for_nan)
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), _Watched(model) as watched:
             self.model_runner.reload_weights(weights_iterator=reader)
@@ -197,16 +202,23 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
-def die_with_parent() -> None:
-    """In a fleet's process: be killed by the kernel when the process above dies.
+def join_fleet() -> None:
+    """Make this process of vLLM one of a fleet; vLLM calls it in each. A no-op in any other vLLM.
 
-    vLLM loads this in each of its processes. vLLM's engine and workers otherwise live on, and
-    hold their memory, when their API server is killed together with its keeper and the driver
-    (``pkill -9 python`` does that: they call themselves ``VLLM::…``). A no-op in every vLLM
-    that is not vime's.
+    See :func:`die_with_parent` and :func:`vime.eval.fleet.quiet_wait.wait_quietly`.
     """
-    if CONTROL_TOKEN_VARIABLE not in os.environ:
-        return
+    if CONTROL_TOKEN_VARIABLE in os.environ:
+        die_with_parent()
+        wait_quietly()
+
+
+def die_with_parent() -> None:
+    """Be killed by the kernel when the process above dies.
+
+    vLLM's engine and workers otherwise live on, and hold their memory, when their API server is
+    killed together with its keeper and the driver (``pkill -9 python`` does that: they call
+    themselves ``VLLM::…``).
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
         return  # the API server: its keeper sees to it

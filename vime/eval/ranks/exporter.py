@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vime.eval.contracts import Capture
+from vime.eval.contracts import Capture, Content
 from vime.eval.ranks.board import Board
 from vime.eval.ranks.follower import Follower
 from vime.eval.ranks.held_part import HeldPart
@@ -160,7 +160,7 @@ class _WholeCapture:
         self._deadline = time.monotonic() + exporter._timeout_s
         self._done = False
 
-    def write(self, directory: Path) -> dict[str, str]:
+    def write(self, directory: Path) -> dict[str, Content]:
         """Have all ranks write; see :meth:`vime.eval.contracts.Capture.write`.
 
         Raises:
@@ -179,17 +179,17 @@ class _WholeCapture:
         )
         self._check_whole(self._held.write(place, files), self._reports())
         self._done = True
-        digests: dict[str, str] = {}
+        contents: dict[str, Content] = {}
         if converted:
             tensors = as_saved(model, dict(read_back(place, files, parts.whole)))
             shutil.rmtree(place)
-            digests = write_weights(directory, tensors, exporter._max_shard_bytes)
+            contents = write_weights(directory, tensors, exporter._max_shard_bytes)
         else:
             write_index(directory, parts.whole, files)
         self._settings.write(directory)
         assert exporter._tokenizer_files is not None, "this is rank 0"
         exporter._tokenizer_files.write(directory)
-        return digests
+        return contents
 
     def _reports(self) -> list[dict[str, Any]]:
         """What the other ranks say, once all have written, or one has failed."""

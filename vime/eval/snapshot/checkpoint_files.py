@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from blake3 import blake3
 
+from vime.eval.contracts import Content
 from vime.eval.snapshot.files import write_new
+from vime.eval.snapshot.inspection import Inspection
 from vime.eval.snapshot.weights import INDEX, SINGLE
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def write_index(directory: Path, specs: Mapping[str, TensorSpec], files: list[We
 
 def write_weights(
     directory: Path, tensors: Mapping[str, torch.Tensor], max_shard_bytes: int
-) -> dict[str, str]:
+) -> dict[str, Content]:
     """Write tensors of host memory as ``model.safetensors``, or as shards and their index.
 
     Args:
@@ -150,7 +151,7 @@ def write_weights(
         max_shard_bytes: most bytes of tensors in one file; a larger tensor has its own.
 
     Returns:
-        Tensor → hexadecimal BLAKE3 of its bytes, as they were handed to the kernel.
+        Tensor → its bytes, as they were handed to the kernel.
 
     Raises:
         OSError: the disk is full, or a file exists.
@@ -158,11 +159,11 @@ def write_weights(
     """
     specs = {name: TensorSpec(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
     files = plan_files(specs, max_shard_bytes)
-    digests: dict[str, str] = {}
+    contents: dict[str, Content] = {}
     for file in files:
-        write_new(directory / file.name, _parts(file, tensors, digests))
+        write_new(directory / file.name, _parts(file, specs, tensors, contents))
     write_index(directory, specs, files)
-    return digests
+    return contents
 
 
 def _shards(specs: Mapping[str, TensorSpec], max_bytes: int) -> list[list[str]]:
@@ -201,18 +202,21 @@ def _plan_file(file: str, specs: Mapping[str, TensorSpec], names: list[str]) -> 
 
 
 def _parts(
-    file: WeightFile, tensors: Mapping[str, torch.Tensor], digests: dict[str, str]
+    file: WeightFile,
+    specs: Mapping[str, TensorSpec],
+    tensors: Mapping[str, torch.Tensor],
+    contents: dict[str, Content],
 ) -> Iterator[memoryview]:
     """The file's content piece by piece; what has been taken is digested on the way."""
     yield memoryview(file.header)
     for name in file.starts:
         content = bytes_of(tensors[name])
-        hasher = blake3()
+        inspection = Inspection(safetensors_dtype(specs[name].dtype, name))
         for start in range(0, content.nbytes, _PIECE_BYTES):
             piece = content[start : start + _PIECE_BYTES]
-            hasher.update(piece)
+            inspection.look(piece)
             yield piece
-        digests[name] = hasher.hexdigest()
+        contents[name] = inspection.content
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

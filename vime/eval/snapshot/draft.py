@@ -38,4 +38,5 @@ def snapshot_of(path: Path, manifest: Manifest, *, owned: bool) -> Snapshot:
         owned=owned,
         num_bytes=manifest.num_bytes,
         verify=manifest.verify,
+        with_nan=manifest.with_nan,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vime.eval.contracts import Capture, Exporter
+from vime.eval.contracts import Capture, Content, Exporter
 from vime.eval.snapshot.checkpoint_files import write_weights
 from vime.eval.snapshot.held import Held, floating_dtype, held_bytes, hold
 from vime.eval.snapshot.host_buffers import BufferPool
@@ -164,14 +164,14 @@ class _HeldWeights:
         self._held = held
         self._settings = settings
 
-    def write(self, directory: Path) -> dict[str, str]:
+    def write(self, directory: Path) -> dict[str, Content]:
         """Write the checkpoint; see :meth:`vime.eval.contracts.Capture.write`."""
         exporter = self._exporter
         tensors = as_saved(exporter._model, self._held.views())
-        digests = write_weights(directory, tensors, exporter._max_shard_bytes)
+        contents = write_weights(directory, tensors, exporter._max_shard_bytes)
         self._settings.write(directory)
         exporter._tokenizer_files.write(directory)
-        return digests
+        return contents
 
     def release(self) -> None:
         """Leave the memory to the next capture."""

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
+from vime.eval.contracts import Content
 from vime.eval.snapshot.files import (
     json_object,
     list_files,
@@ -44,15 +45,17 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ManifestTensor:
-    """One tensor: its safetensors dtype, shape, digest and file.
+    """One tensor: its safetensors dtype, shape, digest and file, and whether it holds a NaN.
 
-    The digest is the BLAKE3 of its raw bytes, or its stamp where the manifest says so.
+    The digest is the BLAKE3 of its raw bytes, or its stamp where the manifest says so. Where nobody
+    has looked for NaNs, ``with_nan`` is ``None``.
     """
 
     dtype: str
     shape: tuple[int, ...]
     digest: str
     file: str
+    with_nan: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,13 @@ class Manifest:
         """Size of the weight files in bytes."""
         return sum(self.files[name].size for name in {t.file for t in self.tensors.values()})
 
+    @property
+    def with_nan(self) -> tuple[str, ...] | None:
+        """The tensors that hold a NaN; ``None`` where nobody has looked at all of them."""
+        if any(tensor.with_nan is None for tensor in self.tensors.values()):
+            return None
+        return tuple(name for name, tensor in self.tensors.items() if tensor.with_nan)
+
     @classmethod
     def of_directory(
         cls,
@@ -102,7 +112,7 @@ class Manifest:
         rollout_id: int,
         *,
         owned: bool = True,
-        digests: Mapping[str, str] | None = None,
+        known: Mapping[str, str | Content] | None = None,
         verify: str = FULL,
     ) -> Manifest:
         """Read a checkpoint through, and describe it.
@@ -113,8 +123,8 @@ class Manifest:
             rollout_id: the training step.
             owned: vime had it written: every file in it counts. Of somebody else's directory
                 only the weights do.
-            digests: tensor → hexadecimal BLAKE3, of those that whoever wrote them has digested;
-                only the others are read.
+            known: tensor → content, or hexadecimal BLAKE3, of those that whoever wrote them has
+                looked at; only the others are read.
             verify: ``headers`` leaves the weights unread.
 
         Raises:
@@ -122,7 +132,7 @@ class Manifest:
             OSError: a file cannot be read.
         """
         infos = read_weights(directory, alone=owned)
-        tensors = name_tensors(directory, infos, verify, digests or {})
+        tensors = name_tensors(directory, infos, verify, known or {})
         weight_files = {info.file for info in infos.values()}
         sizes = {name: (directory / name).stat().st_size for name in weight_files}
         if owned:
@@ -234,11 +244,15 @@ def combined_digest(tensors: Mapping[str, Any]) -> str:
 
 
 def name_tensors(
-    directory: Path, infos: Mapping[str, TensorInfo], verify: str, known: Mapping[str, str]
+    directory: Path,
+    infos: Mapping[str, TensorInfo],
+    verify: str,
+    known: Mapping[str, str | Content],
 ) -> dict[str, ManifestTensor]:
-    """Every tensor with its digest, or with its stamp; raises as :func:`digest_tensors`."""
+    """Every tensor with its content, or with its stamp; raises as :func:`digest_tensors`."""
     if verify == FULL:
-        return digest_tensors(directory, infos, known)
+        contents = {n: c if isinstance(c, Content) else Content(c) for n, c in known.items()}
+        return digest_tensors(directory, infos, contents, nans=True)
     return {
         name: ManifestTensor(infos[name].dtype, infos[name].shape, stamp, infos[name].file)
         for name, stamp in sorted(stamps(directory, infos).items())
@@ -248,11 +262,13 @@ def name_tensors(
 def digest_tensors(
     directory: Path,
     infos: Mapping[str, TensorInfo],
-    known: Mapping[str, str] = MappingProxyType({}),
+    known: Mapping[str, Content] = MappingProxyType({}),
+    *,
+    nans: bool = False,
 ) -> dict[str, ManifestTensor]:
     """Digest every tensor's bytes, file by file in the order in which they lie there.
 
-    Tensors whose digest is ``known`` are not read.
+    Tensors whose content is ``known`` are not read. NaNs are looked for where ``nans`` says so.
 
     Reading and hashing release the interpreter lock, and go through one small buffer: mapping
     the files would turn a disk's read error into a signal that kills the process.
@@ -261,20 +277,22 @@ def digest_tensors(
         OSError: a file cannot be read.
         ValueError: a file is shorter than its header said, or has vanished.
     """
-    by_file: dict[str, list[tuple[int, int, str]]] = {}
+    by_file: dict[str, list[tuple[int, str]]] = {}
     for name, info in infos.items():
         if name not in known:
-            by_file.setdefault(info.file, []).append((info.start, info.end, name))
-    digests = dict(known)
+            by_file.setdefault(info.file, []).append((info.start, name))
+    contents = dict(known)
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         for file_name, spans in sorted(by_file.items()):
             with Pages(directory / file_name, buffer) as pages:
-                for start, end, name in sorted(spans):
-                    digests[name] = pages.digest(start, end)
-    return {
-        name: ManifestTensor(info.dtype, info.shape, digests[name], info.file)
-        for name, info in sorted(infos.items())
-    }
+                for start, name in sorted(spans):
+                    dtype = infos[name].dtype if nans else None
+                    contents[name] = pages.inspect(start, infos[name].end, dtype)
+    return {name: _entry(info, contents[name]) for name, info in sorted(infos.items())}
+
+
+def _entry(info: TensorInfo, content: Content) -> ManifestTensor:
+    return ManifestTensor(info.dtype, info.shape, content.digest, info.file, content.with_nan)
 
 
 def check_run_id(run_id: object) -> str:
@@ -307,13 +325,15 @@ def _rollout_id(value: object) -> int:
 
 def _tensor(name: str, entry: object) -> ManifestTensor:
     match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "digest": digest, "file": file}:
+        case {"dtype": str(dtype), "shape": [*shape], "digest": digest, "file": file, **others}:
             _expect(dtype in DTYPES, f"the dtype of {name}", dtype)
             _expect(all(map(_is_count, shape)), f"the shape of {name}", shape)
             _expect("/" not in _safe_name(file), f"the file of {name}", file)
-            return ManifestTensor(
-                dtype, tuple(shape), _digest(f"the digest of {name}", digest), file
-            )
+            with_nan = others.get("with_nan")
+            _expect(with_nan is None or type(with_nan) is bool, f"with_nan of {name}", with_nan)
+            assert with_nan is None or type(with_nan) is bool
+            digest = _digest(f"the digest of {name}", digest)
+            return ManifestTensor(dtype, tuple(shape), digest, file, with_nan)
     raise ValueError(f"{FILE}: the entry of the tensor {name} makes no sense")
 
 

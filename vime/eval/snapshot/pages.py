@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Self
 
-from blake3 import blake3
-
+from vime.eval.contracts import Content
 from vime.eval.snapshot.files import open_regular
+from vime.eval.snapshot.inspection import Inspection
 
 CHUNK_BYTES = 16 << 20
 """The size of a buffer that is worth its system calls."""
@@ -23,7 +23,7 @@ def digest_of(path: Path) -> str:
         ValueError: it is no regular file, or became shorter meanwhile.
     """
     with mmap.mmap(-1, CHUNK_BYTES) as buffer, Pages(path, buffer) as pages:
-        return pages.digest(0, pages.size)
+        return pages.inspect(0, pages.size).digest
 
 
 class Pages:
@@ -47,17 +47,17 @@ class Pages:
         self._start = self._end = 0
         self.size = os.fstat(self._file.fileno()).st_size
 
-    def digest(self, start: int, end: int) -> str:
-        """Hexadecimal BLAKE3 of the bytes from ``start`` to ``end``."""
-        hasher = blake3()
+    def inspect(self, start: int, end: int, dtype: str | None = None) -> Content:
+        """Look at the bytes from ``start`` to ``end``; see :class:`Inspection` for ``dtype``."""
+        inspection = Inspection(dtype)
         while start < end:
             if not self._start <= start < self._end:
                 self._load(start)
             stop = min(end, self._end)
             with self._view[start - self._start : stop - self._start] as piece:
-                hasher.update(piece)
+                inspection.look(piece)
             start = stop
-        return hasher.hexdigest()
+        return inspection.content
 
     def _load(self, position: int) -> None:
         count = os.preadv(self._file.fileno(), [self._view], position)

@@ -131,7 +131,7 @@ class SnapshotWriter:
         try:
             self._check_replaceable(final)
             self._check_room(draft, expected_bytes)
-            digests = capture.write(draft)
+            contents = capture.write(draft)
         finally:
             capture.release()
         written = time.monotonic()
@@ -139,7 +139,7 @@ class SnapshotWriter:
         if draft.is_symlink():
             raise SnapshotInvalid(final, ["the export put a link in the place of its directory"])
         run_id, how = self._staging.run_id, self._verify
-        manifest = Manifest.of_directory(draft, run_id, rollout_id, digests=digests, verify=how)
+        manifest = Manifest.of_directory(draft, run_id, rollout_id, known=contents, verify=how)
         digested = time.monotonic()
         handoff.check()
         manifest.write(draft)

@@ -23,12 +23,48 @@ _ABOVE: dict[str, tuple[str, int]] = {
 _NO_NEGATIVE_ZERO = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
+class NanSearch:
+    """Looks for a NaN in a tensor that comes in pieces, which may break its numbers off.
+
+    Args:
+        dtype: as safetensors writes it.
+
+    Attributes:
+        found: whether there was one so far.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._width = int(_ABOVE[dtype][0][1]) if dtype in _ABOVE else 1
+        self._rest = b""
+        self.found = False
+
+    def look(self, piece: memoryview) -> None:
+        """Take the next bytes."""
+        if self._rest:
+            missing = self._width - len(self._rest)
+            self._rest += piece[:missing]
+            piece = piece[missing:]
+            if len(self._rest) < self._width:
+                return
+            self._look(memoryview(self._rest))
+        whole = len(piece) - len(piece) % self._width
+        self._look(piece[:whole])
+        self._rest = bytes(piece[whole:])
+
+    def _look(self, numbers: memoryview) -> None:
+        import numpy as np
+
+        if numbers and not self.found:
+            self.found = holds_nan(self._dtype, np.frombuffer(numbers, np.uint8))
+
+
 def holds_nan(dtype: str, content: Any) -> bool:
     """Whether a NaN is among the numbers of a tensor.
 
     Args:
         dtype: as safetensors writes it; one without NaNs has none.
-        content: all bytes of the tensor, aligned: a one-dimensional NumPy array of uint8.
+        content: whole numbers of the tensor: a one-dimensional NumPy array of uint8.
     """
     if not content.size:
         return False

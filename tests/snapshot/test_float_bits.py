@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vime.eval.fleet.float_bits import holds_nan
+from vime.eval.snapshot.float_bits import NanSearch, holds_nan
 from vime.eval.snapshot.weights import dtype_name
 
 SMALL = ["BF16", "F16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"]
@@ -40,3 +40,21 @@ def test_types_without_nans_have_none() -> None:
     for dtype in ("I64", "U8", "BOOL", "F4"):
         assert not holds_nan(dtype, np.full(16, 0xFF, "u1"))
     assert not holds_nan("F32", np.zeros(0, "u1"))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F64", "F8_E5M2"])
+def test_a_nan_is_found_wherever_pieces_break_its_bytes(dtype: str) -> None:
+    import torch
+
+    kind = getattr(torch, dtype_name(dtype))
+    sound = torch.ones(6).to(kind)
+    numbers = sound.clone()
+    numbers[3] = float("nan")
+    for tensor, wanted in ((sound, False), (numbers, True)):
+        content = b"\0" + tensor.view(torch.uint8).numpy().tobytes()  # not aligned
+        content_view = memoryview(content)[1:]
+        for length in range(1, len(content)):
+            search = NanSearch(dtype)
+            for start in range(0, len(content_view), length):
+                search.look(content_view[start : start + length])
+            assert search.found is wanted, f"in pieces of {length} bytes"
