@@ -187,7 +187,7 @@ async def test_a_token_of_other_weights_than_were_loaded_is_a_violation() -> Non
         nonlocal seen
         seen += 1
         if seen > 1:  # the first token is that of the start
-            world.now("engine_0").version = "somebody-else:1:0123456789ab"
+            world.now("engine_0").life.labels = "somebody-else:1:0123456789ab"
 
     world.lives["engine_0"] = [Life(faults={"/inference/v1/generate": later_other_weights})]
     async with open_desk(world) as desk:

@@ -18,7 +18,7 @@ from vime.eval.fleet.control import Control, EngineFailure, Loaded, Token, toget
 from vime.fsm.canary import Canary
 
 _FIRST_WAIT_S = 0.002
-"""Before a server is asked again whether it has paused; twice as long each time."""
+"""Before a server is asked whether it has paused; twice as long each time."""
 
 
 async def load_and_prove(
@@ -52,9 +52,8 @@ async def load_and_prove(
     ranks = await _load_paused(control, snapshot, timeout_s, told)
     check_loaded(ranks, snapshot, num_ranks)
     await control.set_version(version)
-    await together(partial(_check_name, control, version), control.resume)
     with_nan = snapshot.with_nan or ranks[0].with_nan
-    canary = await _prove_finite(control, with_nan, version, call_timeout_s)
+    canary = await _resume_and_ask(control, with_nan, version, call_timeout_s)
     return {
         "digest": ranks[0].digest,
         "ranks": len(ranks),
@@ -81,11 +80,12 @@ async def _load_paused(
         answered.set()
 
     async def load() -> None:
-        wait_s = _FIRST_WAIT_S  # the question may have been quicker
-        while not answered.is_set() and not await control.is_paused():
-            with anyio.move_on_after(wait_s):
+        wait_s, paused = _FIRST_WAIT_S, False
+        while not paused and not answered.is_set():
+            with anyio.move_on_after(wait_s):  # a question that comes too early is asked again
                 await answered.wait()
             wait_s *= 2
+            paused = await control.is_paused()
         if not await control.clear_prefix_cache():
             await answered.wait()
             if not await control.clear_prefix_cache():
@@ -95,6 +95,19 @@ async def _load_paused(
 
     await together(pause, load)
     return ranks
+
+
+async def _resume_and_ask(
+    control: Control, with_nan: Sequence[str], version: str, timeout_s: float
+) -> Canary:
+    """Have a server serve again; questions that come before it does are answered then."""
+    canaries: list[Canary] = []
+
+    async def ask() -> None:
+        canaries.append(await _prove_finite(control, with_nan, version, timeout_s))
+
+    await together(control.resume, partial(_check_name, control, version), ask)
+    return canaries[0]
 
 
 async def _check_name(control: Control, version: str) -> None:
