@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
     "truncated": _bad("an export cut in half", "exporting", "snapshot_invalid"),
     "incomplete": _bad("an export that lacks a layer", "exporting", "snapshot_invalid"),
     "foreign": _bad("an export of another model", "exporting", "snapshot_invalid"),
-    "not_finite": _bad("an export with NaN", "exporting", "unhealthy", NUM_ENGINES),
+    "not_finite": _bad("an export with NaN", "exporting", "unhealthy"),
     "rotten": _bad("a byte that flips after the check", "verified", "pin_violation", NUM_ENGINES),
     "cut_later": _bad("a file cut after the check", "verified", "pin_violation", NUM_ENGINES),
     "full_before": _bad("staging is full as the export begins", "exporting", "export_failed"),

@@ -148,11 +148,11 @@ def test_both_engines_that_a_snapshot_brought_down_are_its_and_a_third_death_is_
     story: Story,
 ) -> None:
     story.begin(1)
-    story.fault("not_finite", 1)
+    story.fault("rotten", 1)
     for engine in ("engine_0", "engine_1"):
         story.run.fire("engine", engine, "pin", weight_version=version(1))
         story.down(engine, version(1))
-    story.skip(1, "unhealthy")
+    story.skip(1, "pin_violation")
     story.back("engine_0", 30)
     story.back("engine_1", 35)
     story.down("engine_1")

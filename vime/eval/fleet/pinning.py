@@ -87,6 +87,7 @@ class Pinner:
         Raises:
             EvalSkip: see :meth:`vime.eval.fleet.supervisor.FleetSupervisor.pin`.
         """
+        _refuse_nan(snapshot)
         began = anyio.current_time()
         deadline = began + self._settings.pin_timeout_s
         while True:
@@ -265,6 +266,14 @@ class Pinner:
         expected = ("serving", snapshot.weight_version)
         mine = (engine for engine in self._engines if engine.name in names)
         return [e for e in mine if (e.state, e.weight_version) == expected]
+
+
+def _refuse_nan(snapshot: Snapshot) -> None:
+    """An engine with such weights would have to be started again; none is given them."""
+    if snapshot.with_nan:
+        names = ", ".join(snapshot.with_nan[:5])
+        what = f"NaN in {len(snapshot.with_nan)} tensors of the snapshot: {names}"
+        raise EvalSkip("unhealthy", f"{what}; no engine was given it")
 
 
 def _skip(failures: Mapping[str, EngineFailure]) -> EvalSkip:
