@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 from tests.snapshot.interpreter_lock import leaves_the_lock
 from tests.snapshots import SHAPE, make_model, make_tokenizer, write_checkpoint
+from vime.eval.contracts import Content
 from vime.eval.snapshot.base import BaseSpec
 from vime.eval.snapshot.checkpoint_files import write_weights
 from vime.eval.snapshot.export import CallableExporter, TransformersExporter, as_exporter
 from vime.eval.snapshot.host_buffers import BufferPool
+from vime.eval.snapshot.manifest import Manifest
 from vime.eval.snapshot.verify import verify
 from vime.eval.snapshot.weights import SINGLE, read_weights
 
@@ -177,6 +179,20 @@ def test_large_models_are_written_in_shards(tmp_path: Path) -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(ours)
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
+def test_what_is_known_of_the_bytes_that_were_written_is_what_a_reader_finds(
+    tmp_path: Path,
+) -> None:
+    model = make_model(1)
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    capture = TransformersExporter(model, max_shard_bytes=70_000).capture(1, tmp_path)
+    known = capture.write(tmp_path)
+    capture.release()
+    found = Manifest.of_directory(tmp_path, "run", 1)
+    assert found.with_nan == ("model.norm.weight",)
+    assert known == {n: Content(t.digest, t.with_nan) for n, t in found.tensors.items()}
 
 
 def file_names(infos: dict[str, Any]) -> set[str]:
