@@ -67,7 +67,7 @@ class MemoryServer:
                 return self._tokens(body["sampling_params"]["max_tokens"])
             case _ if path.startswith("/workers"):
                 return self._workers(method, path, body)
-        return {"success": True}
+        return {"success": True, "is_paused": True}
 
     def _tokens(self, count: int) -> dict[str, Any]:
         version = self._label.version if self._urls else self._version  # a router, or an engine

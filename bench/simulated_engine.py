@@ -110,7 +110,7 @@ def _logprob(version: object) -> float:
 
 
 def _agree(_: Answer) -> Answer:
-    return {"success": True}
+    return {"success": True, "is_paused": True}
 
 
 async def serve(port: int, engine: SimulatedEngine) -> None:

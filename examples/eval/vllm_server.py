@@ -13,7 +13,9 @@ control routes and account for every tensor that is loaded::
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -30,6 +32,8 @@ from vime.eval.snapshot.manifest import FILE, Manifest
 #: The label of a server in the middle of a load. One that still has it was given up half-way:
 #: nobody knows what it serves, and only a restart makes it sound again.
 LOADING = "vime:loading"
+
+_LABEL_S = 5.0
 
 _POLL_S = 0.25
 
@@ -125,20 +129,14 @@ class VllmServer:
         Raises:
             EngineFailure: it could not prove it.
         """
+        if snapshot.with_nan:
+            raise EngineFailure("not_finite", f"NaN in {', '.join(snapshot.with_nan[:5])}")
         limit_s = self._settings.pin_timeout_s
         began = anyio.current_time()
         try:
             with anyio.fail_after(limit_s):
                 await self._check_sound()
-                await self._control.pause()
-                await self._control.set_version(LOADING)
-                evidence = await load_and_prove(
-                    self._control,
-                    snapshot,
-                    self._settings.num_gpus_per_engine,
-                    timeout_s=limit_s,
-                    call_timeout_s=self._settings.call_timeout_s,
-                )
+                evidence = await self._load(snapshot, limit_s)
         except TimeoutError:
             late = f"it took longer than {limit_s:.4g} s to load {snapshot.weight_version}"
             raise EngineFailure("overdue", late) from None
@@ -151,6 +149,23 @@ class VllmServer:
             pin_seconds=anyio.current_time() - began,
             api_key=self.tokens.api_key,
         )
+
+    async def _load(self, snapshot: Snapshot, limit_s: float) -> dict[str, Any]:
+        """Load it under the label :data:`LOADING`, which stays where the proof fails."""
+        try:
+            await self._control.pause()
+            await self._control.set_version(LOADING)
+            return await load_and_prove(
+                self._control,
+                snapshot,
+                self._settings.num_gpus_per_engine,
+                timeout_s=limit_s,
+                call_timeout_s=self._settings.call_timeout_s,
+            )
+        except BaseException:  # the proof ends under the label of the weights
+            with anyio.move_on_after(_LABEL_S, shield=True), suppress(EngineFailure):
+                await self._control.set_version(LOADING)
+            raise
 
     async def close(self) -> None:
         """End the server where it was started here; leave it alone otherwise."""
@@ -211,4 +226,5 @@ def describe(checkpoint_dir: Path, rollout_id: int) -> Snapshot:
         owned=owned,
         num_bytes=manifest.num_bytes,
         verify=manifest.verify,
+        with_nan=manifest.with_nan,
     )

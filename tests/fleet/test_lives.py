@@ -99,6 +99,23 @@ async def test_an_engine_that_comes_back_after_the_pin_waits_for_the_next_one() 
         assert len(world.now("router").workers) == 1
 
 
+async def test_the_end_of_a_pin_waits_a_while_for_an_engine_that_comes_back_to_it_and_no_longer() -> (
+    None
+):
+    world = World()
+    world.lives["engine_1"] = [Life(), Life(faults={"/collective_rpc": hang})]
+    async with open_desk(world, pin_timeout_s=1000) as desk:
+        async with desk.fleet.pin(world.snapshot(40)):
+            world.now("engine_1").kill()
+            await desk.until_fired("engine_1", "pin", 2)
+            began = anyio.current_time()
+        assert 20 <= anyio.current_time() - began < 21
+        suspect = [r for r in desk.records if (r.id, r.trigger) == ("engine_1", "suspect")][-1]
+        assert suspect.reason == "cancelled"
+        proof = await desk.pinned(world.snapshot(50))
+        assert len(proof.engines) == 2
+
+
 async def test_a_rejoin_that_comes_when_the_pin_has_ended_loads_nothing() -> None:
     async with open_desk() as desk:
         async with desk.fleet.pin(desk.world.snapshot(40)):

@@ -42,8 +42,8 @@ class Snapshot:
         num_bytes: size of its weight files.
         verify: ``full``, or ``headers`` where the digest is over headers and files' times, not
             over the weights' bytes.
-        with_nan: the tensors that hold a NaN; ``None`` where nobody has looked for it when their
-            bytes were digested.
+        with_nan: the tensors that hold a NaN; ``None`` where none is known, and nobody has looked
+            at all of them when their bytes were digested.
     """
 
     rollout_id: int

@@ -81,11 +81,14 @@ async def _load_paused(
 
     async def load() -> None:
         wait_s, paused = _FIRST_WAIT_S, False
-        while not paused and not answered.is_set():
+        while not paused:
             with anyio.move_on_after(wait_s):  # a question that comes too early is asked again
                 await answered.wait()
             wait_s *= 2
+            was_answered = answered.is_set()
             paused = await control.is_paused()
+            if was_answered and not paused:
+                raise EngineFailure("refused", "it was told to pause, and goes on")
         if not await control.clear_prefix_cache():
             await answered.wait()
             if not await control.clear_prefix_cache():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+from inspect import signature
 from typing import Any
 
 #: The environment variable that tells the processes of an engine that they have no core to spare.
@@ -40,8 +41,12 @@ def wait_quietly() -> None:
         from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
         original = SpinCondition.wait
-    except (ImportError, AttributeError) as error:
-        log.warning("the processes of this engine will compute while they wait: %s", error)
+        known = "busy_loop_s" in signature(SpinCondition).parameters
+        known = known and list(signature(original).parameters) == ["self", "timeout_ms"]
+    except (ImportError, AttributeError):
+        known = False
+    if not known:
+        log.warning("this vLLM waits in a way of its own: its processes may compute while they do")
         return
 
     def wait(self: Any, timeout_ms: int | None = None) -> None:

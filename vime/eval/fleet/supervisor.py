@@ -60,6 +60,9 @@ log = logging.getLogger("vime")
 #: Skips of an evaluation that the loss of an engine explains.
 _FOR_WANT_OF_ANSWERS = ("unhealthy", "version_mixed", "timeout_eval")
 
+#: How long the end of a pin waits for an engine that is just coming back to it.
+_REJOIN_GRACE_S = 20.0
+
 
 class FleetStartError(RuntimeError):
     """The fleet cannot be brought up; the message ends with the log of what failed."""
@@ -91,14 +94,14 @@ class _Hold:
         cause_seq: the trace record that asked for it.
         canary: what the engines answered that have proven it.
         agreed: the engines that have proven it, and answered like the others.
-        rejoining: the engines that load it now.
+        rejoining: the engines that load it now; whoever cancels one gives the load up.
     """
 
     snapshot: Snapshot
     cause_seq: int | None
     canary: Canary | None = None
     agreed: set[str] = field(default_factory=set)
-    rejoining: set[str] = field(default_factory=set)
+    rejoining: dict[str, anyio.CancelScope] = field(default_factory=dict)
 
 
 class FleetSupervisor:
@@ -228,9 +231,7 @@ class FleetSupervisor:
                 raise
             finally:
                 self._hold = None
-                # The snapshot may be deleted from here on: whoever still reads it finishes.
-                while hold.rejoining:
-                    await self._change.wait()
+                await self._end_rejoins(hold)
 
     async def _keep(self, engine: Engine, tasks: TaskGroup) -> None:
         """Every life of one engine, one after the other, until it stays down."""
@@ -258,11 +259,32 @@ class FleetSupervisor:
             if engine.usable and engine.name not in hold.agreed:
                 self._tasks.start_soon(self._rejoin, engine, hold)
 
+    async def _end_rejoins(self, hold: _Hold) -> None:
+        """Have whoever still reads the snapshot finish: it may be deleted from here on.
+
+        The point's outcome waits for that, but not long: an engine whose load goes on is doubted.
+        """
+        with anyio.move_on_after(_REJOIN_GRACE_S):
+            while hold.rejoining:
+                await self._change.wait()
+        for scope in hold.rejoining.values():
+            scope.cancel()
+        while hold.rejoining:
+            await self._change.wait()
+
     async def _rejoin(self, engine: Engine, hold: _Hold) -> None:
         """Bring an engine that came back to the pinned snapshot, then behind the router."""
         if self._hold is not hold:
             return  # the pin has ended meanwhile, and the snapshot may be gone
-        hold.rejoining.add(engine.name)
+        with anyio.CancelScope() as scope:
+            hold.rejoining[engine.name] = scope
+            try:
+                await self._join(engine, hold)
+            finally:
+                del hold.rejoining[engine.name]
+                self._notify()
+
+    async def _join(self, engine: Engine, hold: _Hold) -> None:
         hold.agreed.discard(engine.name)
         try:
             deadline = anyio.current_time() + self.settings.pin_timeout_s
@@ -278,9 +300,6 @@ class FleetSupervisor:
                 await self._fill_router()
         except (EngineFailure, RouterFailure):
             return  # it was doubted, and its keeper has seen that; or the next pin sees to it
-        finally:
-            hold.rejoining.discard(engine.name)
-            self._notify()
 
     async def _fill_router(self) -> None:
         if self._hold is not None:

@@ -99,10 +99,10 @@ class Manifest:
 
     @property
     def with_nan(self) -> tuple[str, ...] | None:
-        """The tensors that hold a NaN; ``None`` where nobody has looked at all of them."""
-        if any(tensor.with_nan is None for tensor in self.tensors.values()):
-            return None
-        return tuple(name for name, tensor in self.tensors.items() if tensor.with_nan)
+        """The tensors that hold a NaN; ``None`` where none is known, and not all were looked at."""
+        found = tuple(name for name, tensor in self.tensors.items() if tensor.with_nan)
+        all_seen = all(tensor.with_nan is not None for tensor in self.tensors.values())
+        return found if found or all_seen else None
 
     @classmethod
     def of_directory(

@@ -29,7 +29,13 @@ from vime.eval.snapshot.compare import (
     untied_problems,
 )
 from vime.eval.snapshot.files import list_files
-from vime.eval.snapshot.manifest import FILE, Manifest, ManifestError, digest_tensors
+from vime.eval.snapshot.manifest import (
+    FILE,
+    Manifest,
+    ManifestError,
+    ManifestTensor,
+    digest_tensors,
+)
 from vime.eval.snapshot.pages import digest_of
 from vime.eval.snapshot.side_files import irregular_files
 from vime.eval.snapshot.stamps import FULL
@@ -195,12 +201,12 @@ def _digest_problems(
 ) -> list[str]:
     known = {name: file.digest for name, file in manifest.files.items() if file.digest is not None}
     try:
-        fresh = digest_tensors(directory, tensors)
+        fresh = digest_tensors(directory, tensors, nans=manifest.with_nan is not None)
         files = {n: digest_of(directory / n) for n in known if (directory / n).is_file()}
     except (OSError, ValueError) as error:
         return [f"cannot be read through: {error}"]
     changed = {
-        "tensors": [n for n, t in fresh.items() if t.digest != manifest.tensors[n].digest],
+        "tensors": [n for n, t in fresh.items() if not _agree(t, manifest.tensors[n])],
         "files": [name for name, digest in files.items() if digest != known[name]],
     }
     return [
@@ -208,6 +214,11 @@ def _digest_problems(
         for what, names in changed.items()
         if names
     ]
+
+
+def _agree(found: ManifestTensor, told: ManifestTensor) -> bool:
+    """Whether the bytes are those that the manifest tells of, as far as it does."""
+    return found.digest == told.digest and told.with_nan in (None, found.with_nan)
 
 
 def _base_problems(
