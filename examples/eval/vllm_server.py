@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from vime.eval.contracts import EngineProof, PinProof, Snapshot
 from vime.eval.fleet.control import FIRST_VERSION, Control, EngineFailure
 from vime.eval.fleet.devices import visible_gpus
 from vime.eval.fleet.launch import Tokens, engine_argv, engine_environment, loopback_client
-from vime.eval.fleet.pin import load_and_prove, prove_token
+from vime.eval.fleet.pin import load_and_prove, nan_words, prove_token
 from vime.eval.fleet.ports import PortReservation
 from vime.eval.fleet.settings import FleetSettings
 from vime.eval.processes.process import KeptProcess, spawn
+from vime.eval.snapshot.draft import snapshot_of
 from vime.eval.snapshot.manifest import FILE, Manifest
 
 #: The label of a server in the middle of a load. One that still has it was given up half-way:
@@ -130,7 +132,7 @@ class VllmServer:
             EngineFailure: it could not prove it.
         """
         if snapshot.with_nan:
-            raise EngineFailure("not_finite", f"NaN in {', '.join(snapshot.with_nan[:5])}")
+            raise EngineFailure("not_finite", nan_words(snapshot.with_nan))
         limit_s = self._settings.pin_timeout_s
         began = anyio.current_time()
         try:
@@ -218,13 +220,4 @@ def describe(checkpoint_dir: Path, rollout_id: int) -> Snapshot:
     else:
         name = f"external-{secrets.token_hex(4)}"  # a version is unique in the world
         manifest = Manifest.of_directory(checkpoint_dir, name, rollout_id, owned=False)
-    return Snapshot(
-        rollout_id=rollout_id,
-        path=checkpoint_dir,
-        weight_version=manifest.weight_version,
-        digest=manifest.digest,
-        owned=owned,
-        num_bytes=manifest.num_bytes,
-        verify=manifest.verify,
-        with_nan=manifest.with_nan,
-    )
+    return replace(snapshot_of(checkpoint_dir, manifest, owned=owned), rollout_id=rollout_id)

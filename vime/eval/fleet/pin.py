@@ -162,17 +162,21 @@ async def _prove_finite(
     control: Control, with_nan: Sequence[str], version: str, timeout_s: float
 ) -> Canary:
     """Answers that are numbers; a NaN that they did not touch counts as well."""
-    names = ", ".join(with_nan[:5])
-    blame = f"; NaN in {len(with_nan)} tensors of the snapshot: {names}"
+    blame = f"; {nan_words(with_nan)}"
     try:
         canary = await ask_canary(control, timeout_s, version)
     except EngineFailure as failure:
-        if failure.kind == "not_finite" and names:
+        if failure.kind == "not_finite" and with_nan:
             raise EngineFailure("not_finite", failure.detail + blame) from failure
         raise
-    if names:
+    if with_nan:
         raise EngineFailure("not_finite", f"the tokens are numbers{blame}")
     return canary
+
+
+def nan_words(with_nan: Sequence[str]) -> str:
+    """What to tell of a snapshot whose tensors of these names hold a NaN."""
+    return f"NaN in {len(with_nan)} tensors of the snapshot: {', '.join(with_nan[:5])}"
 
 
 def check_loaded(ranks: list[Loaded], snapshot: Snapshot, num_ranks: int) -> None:

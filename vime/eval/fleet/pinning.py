@@ -16,6 +16,7 @@ from vime.eval.contracts import EngineProof, PinProof, Snapshot
 from vime.eval.fleet.agreement import Agreement, Verdict
 from vime.eval.fleet.control import EngineFailure
 from vime.eval.fleet.engine import Engine
+from vime.eval.fleet.pin import nan_words
 from vime.eval.fleet.router import Router, RouterFailure
 from vime.eval.fleet.router_keeper import RouterKeeper
 from vime.eval.fleet.servers import Delivery, Localize
@@ -271,9 +272,7 @@ class Pinner:
 def _refuse_nan(snapshot: Snapshot) -> None:
     """An engine with such weights would have to be started again; none is given them."""
     if snapshot.with_nan:
-        names = ", ".join(snapshot.with_nan[:5])
-        what = f"NaN in {len(snapshot.with_nan)} tensors of the snapshot: {names}"
-        raise EvalSkip("unhealthy", f"{what}; no engine was given it")
+        raise EvalSkip("unhealthy", f"{nan_words(snapshot.with_nan)}; no engine was given it")
 
 
 def _skip(failures: Mapping[str, EngineFailure]) -> EvalSkip:

@@ -23,7 +23,7 @@ from vime.eval.fleet.devices import READER_CORES_VARIABLE
 from vime.eval.fleet.host_memory import HostMemory
 from vime.eval.snapshot.files import open_regular
 from vime.eval.snapshot.float_bits import NanSearch
-from vime.eval.snapshot.inspection import Inspection
+from vime.eval.snapshot.inspection import CACHED_BYTES, Inspection
 from vime.eval.snapshot.manifest import ManifestTensor, combined_digest
 from vime.eval.snapshot.stamps import FULL, stamps
 from vime.eval.snapshot.weights import dtype_name, read_weights
@@ -36,9 +36,6 @@ AHEAD_BYTES = 32 << 20
 
 Little enough to be in the processor's caches still when it is loaded.
 """
-
-_PIECE_BYTES = 1 << 20
-"""A tensor is read and looked at in pieces of this size, which the core's own cache holds."""
 
 _MAX_THREADS = 4
 """That read: each some 2.5 GB/s, digest included."""
@@ -154,8 +151,8 @@ class TensorReader:
         # A digest of several threads would take the loader's core.
         inspection = Inspection(dtype) if self._stamps is None else NanSearch(info.dtype)
         with open_regular(self._directory / info.file) as file:
-            for start in range(0, info.num_bytes, _PIECE_BYTES):
-                piece = content[start : start + _PIECE_BYTES]
+            for start in range(0, info.num_bytes, CACHED_BYTES):
+                piece = content[start : start + CACHED_BYTES]
                 _fill(piece, file, info.start + start)
                 inspection.look(piece)
         if isinstance(inspection, Inspection):

@@ -7,7 +7,7 @@ from blake3 import blake3
 from vime.eval.contracts import Content
 from vime.eval.snapshot.float_bits import NanSearch
 
-_CACHED_BYTES = 1 << 20
+CACHED_BYTES = 1 << 20
 """What a core's own cache holds: bytes that are looked at twice are still there."""
 
 
@@ -24,8 +24,8 @@ class Inspection:
 
     def look(self, piece: memoryview) -> None:
         """Take the next bytes."""
-        for start in range(0, len(piece), _CACHED_BYTES):
-            part = piece[start : start + _CACHED_BYTES]
+        for start in range(0, len(piece), CACHED_BYTES):
+            part = piece[start : start + CACHED_BYTES]
             self._hasher.update(part)
             if self._nans is not None:
                 self._nans.look(part)
